@@ -1,0 +1,5 @@
+//! The actors of Strandline, the messages between them, and the ports they need.
+
+pub mod pointer;
+pub mod ports;
+pub mod position;

@@ -1,0 +1,405 @@
+//! What the actors need from the world: a source, a state store, a sink, and the two halves of a query.
+//!
+//! Adapters implement these; the actors know no other way out.
+
+use std::fmt;
+
+use arrow::array::RecordBatch;
+use async_trait::async_trait;
+use serde::{Deserialize, Serialize};
+
+use crate::pointer::{Attempt, Base, Epoch, Generation, Pointer, SegmentKey, ShardId};
+use crate::position::{Counts, Offset, PartitionKey, Range, SourcePartition, Watermark};
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Source
+
+/// How much one batch may hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BatchLimit {
+    /// Records at most.
+    pub rows: usize,
+    /// Payload bytes at most; one record that is larger still makes a batch of its own.
+    pub bytes: usize,
+}
+
+/// What was read from one partition in one go.
+#[derive(Clone, Debug)]
+pub struct SourceBatch {
+    /// The offsets that this batch covers: from the position before to the position after, holes included.
+    pub range: Range,
+    /// The records in offset order, in the columns of [`raw`].
+    pub records: RecordBatch,
+    /// The size of keys, values and headers.
+    pub bytes: usize,
+    /// The first offset that the log does not have yet, as far as it is known.
+    pub end: Option<Offset>,
+}
+
+/// The columns of an undecoded batch: `_offset BIGINT`, `_timestamp TIMESTAMP(ms, UTC)`, `_key`, `_value` (nullable
+/// BINARY), `_headers` (list of `{key VARCHAR, value BINARY}`, nullable; the adapter may leave it out when unused).
+pub mod raw {
+    /// The record's offset.
+    pub const OFFSET: &str = "_offset";
+    /// The record's Kafka timestamp.
+    pub const TIMESTAMP: &str = "_timestamp";
+    /// The record's key.
+    pub const KEY: &str = "_key";
+    /// The record's value.
+    pub const VALUE: &str = "_value";
+    /// The record's headers.
+    pub const HEADERS: &str = "_headers";
+}
+
+/// Why a source cannot go on.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum SourceError {
+    /// A fault that may pass: the partition actor is restarted.
+    #[error("{0}")]
+    Failed(String),
+    /// A fault that does not pass by itself: the partition halts until somebody decides.
+    #[error("{0}")]
+    Halt(String),
+}
+
+/// Where records come from. One for the whole pipeline.
+#[async_trait]
+pub trait Source: Send + Sync {
+    /// All partitions of all sources as they are now. Waits for as long as the servers are away.
+    async fn partitions(&self) -> Result<Vec<SourcePartition>, SourceError>;
+
+    /// Where a partition that was never read starts. `discovered` says that the partition appeared after the
+    /// pipeline's first start, and so starts at its beginning.
+    async fn start_offset(&self, partition: &SourcePartition, discovered: bool) -> Result<Offset, SourceError>;
+
+    /// Starts to read a partition at an offset.
+    async fn open(&self, partition: &SourcePartition, from: Offset) -> Result<Box<dyn PartitionReader>, SourceError>;
+}
+
+/// One partition that is being read. Dropping it stops the reading.
+#[async_trait]
+pub trait PartitionReader: Send {
+    /// The records that follow. Waits for a while when there are none, then answers an empty batch. Must be safe to drop
+    /// while it waits: nothing is lost.
+    async fn next(&mut self, limit: BatchLimit) -> Result<SourceBatch, SourceError>;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// The two halves of a query
+
+/// A record that could not be processed, with all that is needed to find or repeat it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DeadLetter {
+    /// The topic's name.
+    pub topic: String,
+    /// Where it was read.
+    pub partition: PartitionKey,
+    /// Its offset.
+    pub offset: i64,
+    /// Its Kafka timestamp, in milliseconds.
+    pub timestamp: i64,
+    /// Why it could not be processed.
+    pub reason: String,
+    /// Its key.
+    pub key: Option<Vec<u8>>,
+    /// Its value.
+    pub value: Option<Vec<u8>>,
+}
+
+/// What the source stage is given.
+#[derive(Debug)]
+pub struct StageInput<'a> {
+    /// The partition.
+    pub partition: &'a SourcePartition,
+    /// What was read.
+    pub batch: &'a SourceBatch,
+    /// The partition's watermark before the batch.
+    pub watermark: Watermark,
+    /// For each shard the first offset that it still needs; rows below are cut before aggregation. `None`: the lane is
+    /// off and gets nothing.
+    pub cuts: &'a [Option<Offset>],
+    /// Records that are dead-lettered without being looked at, since they made the stage panic before.
+    pub poison: &'a [Offset],
+}
+
+/// What one lane carries for one range.
+#[derive(Clone, Debug, Default)]
+pub struct LaneRows {
+    /// The rows or partial aggregates, in the form that the operator expects.
+    pub rows: Vec<RecordBatch>,
+    /// Bad records that this lane owns.
+    pub dead_letters: Vec<DeadLetter>,
+    /// What became of the offsets that this lane owns.
+    pub counts: Counts,
+}
+
+/// What the source stage made of a batch.
+#[derive(Clone, Debug)]
+pub struct StageOutput {
+    /// One for each shard.
+    pub lanes: Vec<LaneRows>,
+    /// The partition's watermark after the batch.
+    pub watermark: Watermark,
+}
+
+/// Why a half of the query cannot go on.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum StageError {
+    /// The actor is restarted, and halts when that does not help.
+    #[error("{0}")]
+    Failed(String),
+    /// The policy for this record is to halt: it does not pass by itself.
+    #[error("{0}")]
+    Halt(String),
+}
+
+/// The first half of the query, on one partition: decode, filter, project, watermark, partial aggregation, routing.
+///
+/// Its result is a pure function of the input: how the log was cut into batches changes nothing.
+pub trait SourceStage: Send {
+    /// Makes of a batch what each lane carries.
+    fn run(&mut self, input: StageInput<'_>) -> Result<StageOutput, StageError>;
+}
+
+/// Changed rows of one state table: the key columns first, then the state, last `_deleted BOOLEAN`. A row replaces the
+/// earlier one of its key; a deleted one removes it.
+#[derive(Clone, Debug)]
+pub struct StateDelta {
+    /// The number of the table.
+    pub table: usize,
+    /// The changed rows, each key at most once.
+    pub rows: RecordBatch,
+}
+
+/// A state table of an operator.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct StateTable {
+    /// How many of its columns, from the first on, are the key.
+    pub key_columns: usize,
+}
+
+/// Whether rows are written or removed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Change {
+    /// Insert the rows or replace them.
+    Upsert,
+    /// Remove the rows: only the columns of the primary key count.
+    Delete,
+}
+
+/// Rows for one sink.
+#[derive(Clone, Debug)]
+pub struct OutputBatch {
+    /// The number of the sink.
+    pub sink: usize,
+    /// What is to be done with the rows.
+    pub change: Change,
+    /// The rows.
+    pub rows: RecordBatch,
+}
+
+/// What an operator changed since its last checkpoint.
+#[derive(Clone, Debug, Default)]
+pub struct OperatorCheckpoint {
+    /// Its state.
+    pub state: Vec<StateDelta>,
+    /// What the sinks are to be told, in order.
+    pub output: Vec<OutputBatch>,
+}
+
+/// The second half of the query, on one shard: all state of its keys.
+pub trait KeyedOperator: Send {
+    /// The operator's state tables.
+    fn tables(&self) -> Vec<StateTable>;
+
+    /// Takes what a lane carried. `watermark` is that of the shard after the range: the lowest over its partitions.
+    fn apply(&mut self, rows: Vec<RecordBatch>, watermark: Watermark) -> Result<(), StageError>;
+
+    /// What has changed since the last call. Called between two ranges, never inside one.
+    fn checkpoint(&mut self) -> Result<OperatorCheckpoint, StageError>;
+
+    /// Takes the stored state on, once, before anything is applied: batches of each table, oldest first.
+    fn restore(&mut self, state: Vec<StateDelta>) -> Result<(), StageError>;
+
+    /// The number of keys that are kept.
+    fn keys(&self) -> usize;
+
+    /// About how much memory the state takes.
+    fn bytes(&self) -> usize;
+
+    /// About how much memory rows take that wait for the next checkpoint as they came; they hold back the sources.
+    fn pending_bytes(&self) -> usize;
+}
+
+/// Makes the two halves of a query, a fresh one for each life of an actor.
+pub trait Query: Send + Sync {
+    /// The first half, for one partition.
+    fn source_stage(&self, partition: &SourcePartition) -> Box<dyn SourceStage>;
+
+    /// The second half, for one shard.
+    fn operator(&self, shard: ShardId) -> Box<dyn KeyedOperator>;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// State store
+
+/// Why a store did not answer as wanted.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum StoreError {
+    /// No answer, or not enough of one: whether a write took place is unknown.
+    #[error("{0}")]
+    Unavailable(String),
+    /// The store holds something that cannot be right.
+    #[error("{0}")]
+    Corrupt(String),
+    /// Refused for good: a missing table, a missing right.
+    #[error("{0}")]
+    Fatal(String),
+}
+
+/// What a conditional write answered.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Moved {
+    /// The pointer is now what was asked for.
+    Applied,
+    /// The condition did not hold; this is the pointer as it is.
+    Refused(Option<Box<Pointer>>),
+}
+
+/// What is fixed when a pipeline first starts.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PipelineRow {
+    /// The number of shards.
+    pub shards: u32,
+    /// The fingerprint of the plan.
+    pub fingerprint: String,
+    /// The plan in words, to show what has changed.
+    pub plan: String,
+}
+
+/// How often an actor crashed at one place, so that a record that kills even the process is found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct CrashNote {
+    /// The position at which the partition was started.
+    pub position: Offset,
+    /// How often it was started there without getting on.
+    pub starts: u32,
+    /// The single record that is being tried.
+    pub trying: Option<Offset>,
+}
+
+/// One line of `kafka_offsets`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct KafkaOffset {
+    /// The topic's name.
+    pub topic: String,
+    /// The partition.
+    pub partition: i32,
+    /// The next offset that not all shards have committed yet.
+    pub offset: Offset,
+}
+
+/// Where offsets and state are kept. One for the whole pipeline, written by the committer alone (start positions and
+/// crash notes excepted).
+#[async_trait]
+pub trait StateStore: Send + Sync {
+    /// Inserts the pipeline row if there is none, and answers the row that holds.
+    async fn define_pipeline(&self, row: &PipelineRow) -> Result<PipelineRow, StoreError>;
+
+    /// A number that no process of this pipeline had before, higher than all earlier ones.
+    async fn next_generation(&self) -> Result<Generation, StoreError>;
+
+    /// The stored start of a partition.
+    async fn start_offset(&self, key: &PartitionKey) -> Result<Option<Offset>, StoreError>;
+
+    /// Stores the start of a partition if there is none, and answers the one that holds.
+    async fn define_start(&self, partition: &SourcePartition, start: Offset) -> Result<Offset, StoreError>;
+
+    /// Every partition that has a stored start, with the topic's name.
+    async fn known_partitions(&self) -> Result<Vec<(String, PartitionKey)>, StoreError>;
+
+    /// Reads a pointer with serial consistency.
+    async fn read_pointer(&self, shard: ShardId) -> Result<Option<Pointer>, StoreError>;
+
+    /// Moves a pointer by one conditional write: if it is still `base` (`None`: if there is none). An error means that
+    /// it is unknown whether it moved.
+    async fn move_pointer(&self, base: Option<Base>, next: &Pointer) -> Result<Moved, StoreError>;
+
+    /// Writes a segment. Writing the same one again is harmless.
+    async fn write_segment(&self, key: &SegmentKey, bytes: &[u8]) -> Result<(), StoreError>;
+
+    /// Reads a segment whole.
+    async fn read_segment(&self, key: &SegmentKey) -> Result<Vec<u8>, StoreError>;
+
+    /// Deletes segments; those that do not exist are passed over.
+    async fn delete_segments(&self, keys: &[SegmentKey]) -> Result<(), StoreError>;
+
+    /// The segments that were written for one epoch of a shard, by whichever attempt.
+    async fn segments_of_epoch(&self, shard: ShardId, epoch: Epoch) -> Result<Vec<SegmentKey>, StoreError>;
+
+    /// Writes `kafka_offsets` in one batch under a write timestamp (microseconds).
+    async fn write_kafka_offsets(&self, offsets: &[KafkaOffset], timestamp: i64) -> Result<(), StoreError>;
+
+    /// Writes dead letters under a write timestamp (microseconds). Writing the same ones again is harmless.
+    async fn write_dead_letters(&self, letters: &[DeadLetter], timestamp: i64) -> Result<(), StoreError>;
+
+    /// Reads a partition's crash note.
+    async fn crash_note(&self, key: &PartitionKey) -> Result<Option<CrashNote>, StoreError>;
+
+    /// Writes a partition's crash note (`None`: removes it).
+    async fn write_crash_note(&self, key: &PartitionKey, note: Option<&CrashNote>) -> Result<(), StoreError>;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Sink
+
+/// Why output could not be delivered.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum SinkError {
+    /// May pass: the delivery is repeated.
+    #[error("{0}")]
+    Unavailable(String),
+    /// Will not pass: the shard stops.
+    #[error("{0}")]
+    Fatal(String),
+}
+
+/// The output of one epoch of one shard.
+#[derive(Debug)]
+pub struct Delivery<'a> {
+    /// The shard.
+    pub shard: ShardId,
+    /// The epoch of the checkpoint that made the output.
+    pub epoch: Epoch,
+    /// The pointer write that carries it now.
+    pub attempt: Attempt,
+    /// The write timestamp that the pointer fixed for it, in microseconds.
+    pub timestamp: i64,
+    /// The same output may have been delivered before.
+    pub again: bool,
+    /// The rows, in order.
+    pub output: &'a [OutputBatch],
+}
+
+/// Where results go. One for the whole pipeline; the number in an [`OutputBatch`] tells its parts apart.
+#[async_trait]
+pub trait Sink: Send + Sync {
+    /// Delivers the output of one epoch whole. Delivering it again must change nothing, as far as the kind of sink
+    /// allows.
+    async fn deliver(&self, delivery: &Delivery<'_>) -> Result<(), SinkError>;
+}
+
+// ---------------------------------------------------------------------------------------------------------------------
+// Time
+
+/// The wall clock, for write timestamps.
+pub trait WallClock: Send + Sync {
+    /// Microseconds since the epoch.
+    fn now_micros(&self) -> i64;
+}
+
+impl fmt::Debug for dyn WallClock {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("WallClock")
+    }
+}

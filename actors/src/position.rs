@@ -1,0 +1,185 @@
+//! Where a partition stands: offsets, ranges, watermarks and vectors.
+//!
+//! An offset is always the *next* one to read, and has a type of its own so that it is never mixed up with the offset of
+//! a record that was read last, or with a count of rows.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use uuid::Uuid;
+
+/// The next offset to read from a partition.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct Offset(pub i64);
+
+impl fmt::Display for Offset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// The offsets `[from, until)` of one partition. Offsets inside it need not all carry a record: compaction and
+/// transaction markers leave holes that the range covers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Range {
+    /// The first offset inside the range.
+    pub from: Offset,
+    /// The first offset after the range.
+    pub until: Offset,
+}
+
+impl Range {
+    /// The range `[from, until)`; `from` must not be above `until`.
+    pub fn new(from: Offset, until: Offset) -> Self {
+        debug_assert!(from <= until, "a range runs forward: [{from}, {until})");
+        Self { from, until }
+    }
+
+    /// The empty range `[at, at)`, by which an idle lane asks whether the other side still agrees.
+    pub fn probe(at: Offset) -> Self {
+        Self { from: at, until: at }
+    }
+
+    /// Whether the range covers no offset.
+    pub fn is_empty(&self) -> bool {
+        self.from == self.until
+    }
+}
+
+impl fmt::Display for Range {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "[{}, {})", self.from, self.until)
+    }
+}
+
+/// A partition by the identity of its topic, which changes when a topic is deleted and created again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+pub struct PartitionKey {
+    /// The topic's id (KIP-516).
+    pub topic_id: Uuid,
+    /// The number of the partition in the topic.
+    pub partition: i32,
+}
+
+impl fmt::Display for PartitionKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.topic_id, self.partition)
+    }
+}
+
+/// A partition that the pipeline reads.
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SourcePartition {
+    /// Which of the pipeline's sources it belongs to.
+    pub source: usize,
+    /// The name of the topic.
+    pub topic: Arc<str>,
+    /// Its identity.
+    pub key: PartitionKey,
+}
+
+impl fmt::Display for SourcePartition {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}-{}", self.topic, self.key.partition)
+    }
+}
+
+/// Event time up to which a partition is complete, in nanoseconds since the epoch; `None` while it is not known.
+pub type Watermark = Option<i64>;
+
+/// How many offsets of a partition ended in which way. Every offset that is passed lands in exactly one counter, so the
+/// sum over all shards equals the distance that the position moved.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Counts {
+    /// Rows that reached the operator.
+    pub processed: u64,
+    /// Rows that the query's WHERE left out.
+    pub filtered: u64,
+    /// Rows that came after their window had closed.
+    pub late: u64,
+    /// Records that went to the dead letters.
+    pub dead_lettered: u64,
+    /// Bad records that the policy `skip` passed over.
+    pub skipped: u64,
+    /// Records without a value.
+    pub tombstones: u64,
+    /// Offsets that carry no record: compacted away, transaction markers, aborted, or deleted before they were read.
+    pub gaps: u64,
+}
+
+impl Counts {
+    /// All offsets that were counted.
+    pub fn total(&self) -> u64 {
+        self.processed
+            + self.filtered
+            + self.late
+            + self.dead_lettered
+            + self.skipped
+            + self.tombstones
+            + self.gaps
+    }
+
+    /// Adds what another part of the same partition counted.
+    pub fn add(&mut self, other: &Counts) {
+        self.processed += other.processed;
+        self.filtered += other.filtered;
+        self.late += other.late;
+        self.dead_lettered += other.dead_lettered;
+        self.skipped += other.skipped;
+        self.tombstones += other.tombstones;
+        self.gaps += other.gaps;
+    }
+}
+
+/// How far a shard is in one partition.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Position {
+    /// The next offset that the shard expects.
+    pub next: Offset,
+    /// The partition's watermark below that offset.
+    pub watermark: Watermark,
+    /// What became of the offsets that this shard owns.
+    pub counts: Counts,
+}
+
+impl Position {
+    /// The position of a partition of which nothing was read yet.
+    pub fn start(next: Offset) -> Self {
+        Self { next, watermark: None, counts: Counts::default() }
+    }
+}
+
+/// For each partition the next offset that a shard expects, with the watermark below it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "Vec<VectorEntry>", into = "Vec<VectorEntry>")]
+pub struct Vector(pub BTreeMap<PartitionKey, Position>);
+
+impl Vector {
+    /// The shard's position in a partition, if it has one.
+    pub fn get(&self, key: &PartitionKey) -> Option<&Position> {
+        self.0.get(key)
+    }
+}
+
+#[derive(Serialize, Deserialize)]
+struct VectorEntry {
+    #[serde(flatten)]
+    key: PartitionKey,
+    #[serde(flatten)]
+    position: Position,
+}
+
+impl From<Vec<VectorEntry>> for Vector {
+    fn from(entries: Vec<VectorEntry>) -> Self {
+        Self(entries.into_iter().map(|entry| (entry.key, entry.position)).collect())
+    }
+}
+
+impl From<Vector> for Vec<VectorEntry> {
+    fn from(vector: Vector) -> Self {
+        vector.0.into_iter().map(|(key, position)| VectorEntry { key, position }).collect()
+    }
+}
