@@ -108,6 +108,9 @@ pub struct PartitionStatus {
     pub partition: i32,
     /// What the actor does.
     pub activity: Activity,
+    /// Since when it does that.
+    #[serde(serialize_with = "ago")]
+    pub activity_since: Instant,
     /// The next offset to read.
     pub position: Offset,
     /// The end of the log, as far as it is known.
@@ -161,6 +164,9 @@ pub struct ShardStatus {
     pub checkpoint_bytes: u64,
     /// Checkpoints in this life of the process.
     pub checkpoints: u64,
+    /// Since when it handles the same message.
+    #[serde(serialize_with = "maybe_ago")]
+    pub busy: Option<Instant>,
     /// When the last checkpoint was committed.
     #[serde(serialize_with = "maybe_ago")]
     pub committed: Option<Instant>,
@@ -237,6 +243,7 @@ impl Board {
                 topic: partition.topic.to_string(),
                 partition: partition.key.partition,
                 activity: Activity::default(),
+                activity_since: Instant::now(),
                 position: Offset(0),
                 end: None,
                 watermark: None,
@@ -277,6 +284,13 @@ impl Board {
                 }
             }
         });
+    }
+
+    /// Forgets that a shard is busy: that life of it has been given up.
+    pub(crate) fn shard_idle(&self, id: ActorId) {
+        if let ActorId::Shard(shard) = id {
+            self.shard(shard, |status| status.busy = None);
+        }
     }
 
     /// Notes an event.
