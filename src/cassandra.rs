@@ -16,7 +16,7 @@ use scylla::client::session::Session;
 use scylla::client::session_builder::SessionBuilder;
 use scylla::errors::{
     ConnectionError, ConnectionPoolError, ConnectionSetupRequestErrorKind, DbError, ExecutionError, MetadataError,
-    NewSessionError, PagerExecutionError, PrepareError, RequestAttemptError, RequestError,
+    NewSessionError, NextPageError, NextRowError, PagerExecutionError, PrepareError, RequestAttemptError, RequestError,
 };
 use scylla::policies::load_balancing::DefaultPolicy;
 use scylla::policies::retry::{DefaultRetryPolicy, FallthroughRetryPolicy};
@@ -151,6 +151,9 @@ pub fn quote(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
+/// What Cassandra says when too few nodes answer to find out who somebody is, or what he may do.
+const CANNOT_CHECK: &str = "Unable to perform auth";
+
 // ---------------------------------------------------------------------------------------------------------------------
 // Failures of statements
 
@@ -183,6 +186,12 @@ impl From<RequestAttemptError> for Failure {
     fn from(error: RequestAttemptError) -> Self {
         let text = error.to_string();
         match error {
+            // A node that cannot read its own users says so in the words of a refusal.
+            RequestAttemptError::DbError(DbError::AuthenticationError | DbError::Unauthorized, said)
+                if said.contains(CANNOT_CHECK) =>
+            {
+                Self::Unknown(text)
+            }
             // These the server says before it does anything, and will say again.
             RequestAttemptError::DbError(
                 DbError::SyntaxError
@@ -230,12 +239,30 @@ impl From<RequestError> for Failure {
     }
 }
 
+impl From<NextPageError> for Failure {
+    fn from(error: NextPageError) -> Self {
+        match error {
+            NextPageError::RequestFailure(error) => error.into(),
+            other => Self::Unreadable(with_sources(&other)),
+        }
+    }
+}
+
+impl From<NextRowError> for Failure {
+    fn from(error: NextRowError) -> Self {
+        match error {
+            NextRowError::NextPageError(error) => error.into(),
+            other => Self::Unreadable(with_sources(&other)),
+        }
+    }
+}
+
 impl From<PagerExecutionError> for Failure {
     fn from(error: PagerExecutionError) -> Self {
         match error {
             PagerExecutionError::PrepareError(error) => error.into(),
             PagerExecutionError::SerializationError(error) => Self::Refused(with_sources(&error)),
-            PagerExecutionError::NextPageError(scylla::errors::NextPageError::RequestFailure(error)) => error.into(),
+            PagerExecutionError::NextPageError(error) => error.into(),
             other => Self::Unknown(with_sources(&other)),
         }
     }
@@ -402,7 +429,9 @@ fn connection_error(nodes: String, settings: &CassandraSettings, error: &Connect
                          STRANDLINE_CASSANDRA__PASSWORD"
                     .into(),
             },
-            ConnectionSetupRequestErrorKind::DbError(DbError::AuthenticationError | DbError::Unauthorized, said) => {
+            ConnectionSetupRequestErrorKind::DbError(DbError::AuthenticationError | DbError::Unauthorized, said)
+                if !said.contains(CANNOT_CHECK) =>
+            {
                 CassandraError::Login {
                     nodes,
                     reason: format!("{said}. Check STRANDLINE_CASSANDRA__USER and STRANDLINE_CASSANDRA__PASSWORD"),
