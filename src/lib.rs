@@ -4,5 +4,7 @@
 //! This crate is the service: settings, SQL planning, formats, sources, stores, sinks and the command line. Each adapter
 //! implements a port of `strandline_actors`, which holds the protocol.
 
+pub mod cassandra;
 pub mod catalog;
 pub mod settings;
+pub mod stores;
