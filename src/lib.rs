@@ -7,3 +7,4 @@
 pub mod cassandra;
 pub mod catalog;
 pub mod settings;
+pub mod sinks;
