@@ -7,4 +7,5 @@
 pub mod cassandra;
 pub mod catalog;
 pub mod settings;
+pub mod sinks;
 pub mod stores;
