@@ -6,6 +6,7 @@
 
 pub mod cassandra;
 pub mod catalog;
+pub mod kafka;
 pub mod settings;
 pub mod sinks;
 pub mod stores;
