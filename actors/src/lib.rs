@@ -1,5 +1,37 @@
 //! The actors of Strandline, the messages between them, and the ports they need.
+//!
+//! ```text
+//!  Source --> PartitionActor --lane--> AggregationActor --checkpoint--> OffsetCommitter --> StateStore, then Sink
+//!                     \___________________ Supervisor ___________________/
+//! ```
+//!
+//! Why nothing is lost or counted twice, in the order in which to read it:
+//!
+//! 1. [`position`]: an offset is the next one to read; a shard's *vector* says where it stands in each partition.
+//! 2. [`lane`]: a shard takes a range only where it stands. So a row counts once, whatever was sent again.
+//! 3. [`pointer`]: state, vector and output of a shard become durable together, by one conditional write.
+//! 4. [`recovery`]: what an answer of the store means, and what no answer means.
+//! 5. `partition`, `aggregation`, `committer`, `supervisor`: the four actors. After any death a partition asks every shard
+//!    where it stands and reads from the lowest answer; a shard is loaded only by a claim of its pointer.
+//!
+//! This crate knows nothing of Kafka, Cassandra or SQL: it reaches them through [`ports`].
 
+mod aggregation;
+pub mod board;
+pub mod child;
+pub mod clock;
+mod committer;
+pub mod compaction;
+pub mod credit;
+pub mod env;
+pub mod lane;
+pub mod message;
+mod partition;
 pub mod pointer;
 pub mod ports;
 pub mod position;
+pub mod recovery;
+pub mod restart;
+pub mod run;
+pub mod segment;
+pub mod supervisor;

@@ -284,8 +284,8 @@ pub struct CrashNote {
     pub position: Offset,
     /// How often it was started there without getting on.
     pub starts: u32,
-    /// The single record that is being tried.
-    pub trying: Option<Offset>,
+    /// The offsets that were being processed when it crashed, as far as that is known.
+    pub suspect: Option<Range>,
 }
 
 /// One line of `kafka_offsets`.

@@ -1,0 +1,372 @@
+//! The aggregation actor: owner of one shard of the key space.
+//!
+//! Its state, its positions, its watermark and its output move together or not at all. It takes a range only where it
+//! stands ([`crate::lane`]), and takes a checkpoint between two ranges, with no barrier and no waiting for other shards:
+//! it works on while the committer writes. It answers no partition before it is loaded, and is loaded only by a claim.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use actix::{Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, ResponseFuture, WrapFuture};
+use futures::stream::{self, StreamExt, TryStreamExt};
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::child::{Cause, Exit};
+use crate::committer::OffsetCommitter;
+use crate::credit::Credit;
+use crate::env::Env;
+use crate::lane::{self, Decision};
+use crate::message::{Checkpoint, Claim, Crash, Flush, Incarnation, LaneBatch, LaneReply, Register, Registered};
+use crate::pointer::{Attempt, Base, Pointer, SegmentKind, ShardId};
+use crate::ports::{DeadLetter, KeyedOperator, StageError, StateDelta, StoreError};
+use crate::position::{Counts, PartitionKey, Position, Vector, Watermark};
+use crate::segment;
+
+/// Segments that are read at the same time while a shard loads.
+const LOADING: usize = 4;
+
+pub(crate) struct AggregationActor {
+    env: Arc<Env>,
+    shard: ShardId,
+    incarnation: Incarnation,
+    exit: Exit,
+    committer: actix::Addr<OffsetCommitter>,
+    operator: Box<dyn KeyedOperator>,
+    /// What the next checkpoint builds on; none until the shard is loaded.
+    base: Option<Base>,
+    vector: Vector,
+    /// The valid incarnation of each partition.
+    registered: HashMap<PartitionKey, Incarnation>,
+    /// Partitions that asked before the shard was loaded.
+    asking: Vec<(Register, oneshot::Sender<Registered>)>,
+    dead_letters: Vec<DeadLetter>,
+    /// The credit of batches whose rows wait for a checkpoint.
+    held: Vec<Arc<Credit>>,
+    /// Rows came since the last checkpoint.
+    rows_changed: bool,
+    /// Positions moved since the last checkpoint.
+    moved: bool,
+    checkpointing: bool,
+    /// The interval has passed since the last checkpoint.
+    interval_over: bool,
+    last_checkpoint: Instant,
+    flushing: Vec<oneshot::Sender<bool>>,
+}
+
+impl AggregationActor {
+    pub(crate) fn new(
+        env: Arc<Env>,
+        shard: ShardId,
+        incarnation: Incarnation,
+        committer: actix::Addr<OffsetCommitter>,
+        exit: Exit,
+    ) -> Self {
+        let operator = env.pipeline.query.operator(shard);
+        Self {
+            env,
+            shard,
+            incarnation,
+            exit,
+            committer,
+            operator,
+            base: None,
+            vector: Vector::default(),
+            registered: HashMap::new(),
+            asking: Vec::new(),
+            dead_letters: Vec::new(),
+            held: Vec::new(),
+            rows_changed: false,
+            moved: false,
+            checkpointing: false,
+            interval_over: false,
+            last_checkpoint: Instant::now(),
+            flushing: Vec::new(),
+        }
+    }
+
+    fn fail(&self, ctx: &mut Context<Self>, cause: Cause) {
+        self.exit.leave(cause);
+        ctx.terminate();
+    }
+
+    /// Takes over what a claim and the segments say.
+    fn loaded(&mut self, pointer: &Pointer, state: Vec<StateDelta>) -> Result<(), StageError> {
+        self.operator.restore(state)?;
+        self.base = Some(pointer.base());
+        self.vector = pointer.content.vector.clone();
+        self.show();
+        for (register, answer) in std::mem::take(&mut self.asking) {
+            let registered = self.register(&register);
+            // A partition actor that died meanwhile asks again in its next life.
+            let _ = answer.send(registered);
+        }
+        Ok(())
+    }
+
+    fn register(&mut self, register: &Register) -> Registered {
+        let valid = self.registered.entry(register.partition).or_default();
+        *valid = (*valid).max(register.incarnation);
+        let start = || Position::start(register.start);
+        let position = *self.vector.0.entry(register.partition).or_insert_with(start);
+        Registered { shard: self.incarnation, position }
+    }
+
+    fn watermark(&self) -> Watermark {
+        let mut lowest = None;
+        for position in self.vector.0.values() {
+            let watermark = position.watermark?;
+            lowest = Some(lowest.map_or(watermark, |low: i64| low.min(watermark)));
+        }
+        lowest
+    }
+
+    fn take(&mut self, batch: LaneBatch) -> Result<LaneReply, StageError> {
+        let current = self.registered.get(&batch.partition) == Some(&batch.incarnation);
+        if batch.shard_incarnation != self.incarnation || !current {
+            return Ok(LaneReply::Ignored);
+        }
+        let Some(position) = self.vector.0.get_mut(&batch.partition) else { return Ok(LaneReply::Ignored) };
+        match lane::decide(position.next, batch.range) {
+            Decision::Accept => {}
+            Decision::Replay => {
+                if !batch.range.is_empty() {
+                    self.env.board.shard(self.shard, |status| status.replays += 1);
+                }
+                return Ok(LaneReply::Done);
+            }
+            Decision::Gap => return Ok(LaneReply::Gap { expected: position.next }),
+        }
+        self.moved |= position.next != batch.range.until || position.watermark != batch.watermark;
+        position.next = batch.range.until;
+        position.watermark = batch.watermark.max(position.watermark);
+        position.counts.add(&batch.rows.counts);
+        self.rows_changed |= !batch.rows.rows.is_empty() || !batch.rows.dead_letters.is_empty();
+        self.dead_letters.extend(batch.rows.dead_letters);
+        if !batch.rows.rows.is_empty() {
+            let rows: usize = batch.rows.rows.iter().map(|rows| rows.num_rows()).sum();
+            let watermark = self.watermark();
+            self.operator.apply(batch.rows.rows, watermark)?;
+            self.env.board.shard(self.shard, |status| status.rows += rows as u64);
+        }
+        if self.operator.pending_bytes() > 0 {
+            self.held.extend(batch.credit);
+        }
+        Ok(LaneReply::Done)
+    }
+
+    /// Whether a checkpoint is due now.
+    fn due(&self) -> bool {
+        if self.base.is_none() || self.checkpointing {
+            return false;
+        }
+        let since = self.last_checkpoint.elapsed();
+        let tuning = &self.env.pipeline.tuning;
+        (self.rows_changed && self.interval_over)
+            || (self.moved && since >= tuning.quiet_interval)
+            || self.operator.pending_bytes() >= tuning.pending_bytes
+            || (!self.flushing.is_empty() && (self.rows_changed || self.moved))
+    }
+
+    /// Gathers what has changed and hands it to the committer; goes on at once.
+    fn checkpoint(&mut self, ctx: &mut Context<Self>) {
+        if !self.due() {
+            if !self.checkpointing && self.base.is_some() && !self.rows_changed && !self.moved {
+                self.flushed(true);
+            }
+            return;
+        }
+        let Some(base) = self.base else { return };
+        let span = tracing::info_span!("checkpoint", shard = self.shard, epoch = base.epoch.next().0);
+        let changed = match span.in_scope(|| self.operator.checkpoint()) {
+            Ok(changed) => changed,
+            Err(error) => return self.fail(ctx, error.into()),
+        };
+        let attempt = Attempt::fresh();
+        let next = Base { epoch: base.epoch.next(), attempt };
+        let checkpoint = Checkpoint {
+            shard: self.shard,
+            incarnation: self.incarnation,
+            base,
+            attempt,
+            vector: self.vector.clone(),
+            state: changed.state,
+            output: changed.output,
+            dead_letters: std::mem::take(&mut self.dead_letters),
+            tables: self.operator.tables().iter().map(|table| table.key_columns).collect(),
+            span,
+        };
+        let held = std::mem::take(&mut self.held);
+        (self.rows_changed, self.moved, self.interval_over, self.checkpointing) = (false, false, false, true);
+        self.last_checkpoint = Instant::now();
+        self.show();
+        let committed = self.committer.send(checkpoint).into_actor(self).map(move |answer, actor, ctx| {
+            drop(held);
+            actor.checkpointing = false;
+            match answer {
+                Ok(Ok(())) => {
+                    actor.base = Some(next);
+                    actor.checkpoint(ctx);
+                }
+                Ok(Err(cause)) => actor.fail(ctx, cause),
+                // The committer died. The supervisor starts every shard again, this one too.
+                Err(_) => actor.base = None,
+            }
+        });
+        ctx.spawn(committed);
+    }
+
+    fn flushed(&mut self, done: bool) {
+        for flush in std::mem::take(&mut self.flushing) {
+            let _ = flush.send(done);
+        }
+    }
+
+    fn show(&self) {
+        let mut counts = Counts::default();
+        for position in self.vector.0.values() {
+            counts.add(&position.counts);
+        }
+        let (keys, bytes, watermark) = (self.operator.keys(), self.operator.bytes(), self.watermark());
+        self.env.board.shard(self.shard, |status| {
+            status.keys = keys;
+            status.bytes = bytes;
+            status.watermark = watermark;
+            status.counts = counts;
+        });
+    }
+}
+
+impl Actor for AggregationActor {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        let loading = load(Arc::clone(&self.env), self.committer.clone(), self.shard, self.incarnation);
+        ctx.spawn(loading.into_actor(self).map(|loaded, actor, ctx| {
+            let done = loaded.and_then(|(pointer, state)| Ok(actor.loaded(&pointer, state)?));
+            match done {
+                Ok(()) => {
+                    let life = crate::board::Life::Running;
+                    actor.env.board.actor(crate::board::ActorId::Shard(actor.shard), |status| status.life = life);
+                }
+                Err(cause) => actor.fail(ctx, cause),
+            }
+        }));
+        let tuning = &self.env.pipeline.tuning;
+        ctx.run_interval(tuning.checkpoint_interval, |actor, ctx| {
+            actor.interval_over = true;
+            actor.checkpoint(ctx);
+        });
+    }
+}
+
+impl From<StageError> for Cause {
+    fn from(error: StageError) -> Self {
+        match error {
+            StageError::Failed(what) => Self::Failed(what),
+            StageError::Halt(what) => Self::Halt(what),
+        }
+    }
+}
+
+impl Handler<Register> for AggregationActor {
+    type Result = ResponseFuture<Option<Registered>>;
+
+    fn handle(&mut self, message: Register, _: &mut Self::Context) -> Self::Result {
+        if self.base.is_some() {
+            let registered = self.register(&message);
+            return Box::pin(async move { Some(registered) });
+        }
+        let (answer, answered) = oneshot::channel();
+        self.asking.push((message, answer));
+        Box::pin(async move { answered.await.ok() })
+    }
+}
+
+impl Handler<LaneBatch> for AggregationActor {
+    type Result = LaneReply;
+
+    fn handle(&mut self, message: LaneBatch, ctx: &mut Self::Context) -> Self::Result {
+        let span = tracing::info_span!(parent: &message.span, "merge", shard = self.shard, range = %message.range);
+        self.env.board.shard(self.shard, |status| status.busy = Some(Instant::now()));
+        let taken = span.in_scope(|| self.take(message));
+        self.env.board.shard(self.shard, |status| status.busy = None);
+        match taken {
+            Ok(reply) => {
+                if self.due() {
+                    self.checkpoint(ctx);
+                }
+                reply
+            }
+            Err(error) => {
+                // The operator may have taken half of the range: only a reload is safe.
+                self.fail(ctx, error.into());
+                LaneReply::Ignored
+            }
+        }
+    }
+}
+
+impl Handler<Flush> for AggregationActor {
+    type Result = ResponseFuture<bool>;
+
+    fn handle(&mut self, _: Flush, ctx: &mut Self::Context) -> Self::Result {
+        let (done, waiting) = oneshot::channel();
+        if self.base.is_none() {
+            return Box::pin(async { false });
+        }
+        self.flushing.push(done);
+        self.checkpoint(ctx);
+        Box::pin(async move { waiting.await.unwrap_or(false) })
+    }
+}
+
+impl Handler<Crash> for AggregationActor {
+    type Result = ();
+
+    fn handle(&mut self, _: Crash, _: &mut Self::Context) {
+        panic!("aggregation actor {} was told to panic", self.shard);
+    }
+}
+
+/// Claims the shard and reads its state.
+async fn load(
+    env: Arc<Env>,
+    committer: actix::Addr<OffsetCommitter>,
+    shard: ShardId,
+    incarnation: Incarnation,
+) -> Result<(Pointer, Vec<StateDelta>), Cause> {
+    let Ok(claimed) = committer.send(Claim { shard, incarnation }).await else {
+        // The committer died: every shard is started again.
+        return std::future::pending().await;
+    };
+    let pointer = *claimed?;
+    let reads = pointer.content.state.iter().map(|reference| {
+        let env = &env;
+        async move {
+            let read = || env.pipeline.store.read_segment(&reference.key);
+            let bytes = env.patiently("reading state", read).await?;
+            let batches = segment::decode(reference, &bytes).map_err(|error| StoreError::Corrupt(error.to_string()))?;
+            let SegmentKind::State { table } = reference.kind else {
+                return Err(StoreError::Corrupt(format!("the pointer of shard {shard} lists output as state")));
+            };
+            Ok(batches.into_iter().map(move |rows| StateDelta { table, rows }).collect::<Vec<_>>())
+        }
+    });
+    let state: Result<Vec<Vec<StateDelta>>, StoreError> = stream::iter(reads).buffered(LOADING).try_collect().await;
+    match state {
+        Ok(state) => Ok((pointer, state.into_iter().flatten().collect())),
+        Err(error) => {
+            // Whoever took the shard over may have cleaned up behind us: then that is the reason.
+            let read = || env.pipeline.store.read_pointer(shard);
+            let current = env.patiently("reading a pointer", read).await.ok().flatten();
+            match current {
+                Some(current) if current.generation > env.generation => Err(Cause::Fenced(format!(
+                    "shard {shard} belongs to generation {}, this process is {}",
+                    current.generation, env.generation
+                ))),
+                _ => Err(Cause::Halt(format!("the state of shard {shard} cannot be read: {error}"))),
+            }
+        }
+    }
+}

@@ -1,0 +1,115 @@
+//! How an actor is started so that its death is noticed at once.
+//!
+//! Actix's own supervisor does not survive panics: the context future is made here, spawned on an arbiter and awaited, so
+//! that a panic, an error and an end by will are told apart. The mailbox is unbounded, since a full mailbox of actix
+//! leaves a waiting sender without a wake-up; what is in flight is bounded by [`crate::credit`] and by one unanswered
+//! batch a lane instead.
+
+use std::any::Any;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use actix::dev::channel;
+use actix::{Actor, Addr, Context};
+use actix_rt::ArbiterHandle;
+use futures::future::{AbortHandle, Abortable};
+
+/// Why an actor's life ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Cause {
+    /// It panicked.
+    Panic(String),
+    /// It met an error that a new start may mend.
+    Failed(String),
+    /// It did not get on.
+    Stalled(String),
+    /// It met something that does not pass by itself: it is not started again.
+    Halt(String),
+    /// A higher generation owns what it works on: the whole process steps down.
+    Fenced(String),
+    /// It was told to end, or replaced.
+    Stopped,
+}
+
+impl std::fmt::Display for Cause {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Panic(what) => write!(f, "panic: {what}"),
+            Self::Failed(what) => write!(f, "error: {what}"),
+            Self::Stalled(what) => write!(f, "stall: {what}"),
+            Self::Halt(what) => write!(f, "halted: {what}"),
+            Self::Fenced(what) => write!(f, "fenced: {what}"),
+            Self::Stopped => f.write_str("stopped"),
+        }
+    }
+}
+
+/// Where an actor leaves word of why it ends, before it stops its context.
+#[derive(Clone, Debug, Default)]
+pub struct Exit(Arc<Mutex<Option<Cause>>>);
+
+impl Exit {
+    /// Leaves the cause; the first one stays.
+    pub fn leave(&self, cause: Cause) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(cause);
+    }
+
+    fn take(&self) -> Cause {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).take().unwrap_or(Cause::Stopped)
+    }
+}
+
+/// A running actor.
+#[derive(Debug)]
+pub struct Child<A: Actor> {
+    /// Where it gets its messages.
+    pub addr: Addr<A>,
+    abort: AbortHandle,
+}
+
+impl<A: Actor> Child<A> {
+    /// Ends the actor without asking it. What it was doing is dropped at its next await.
+    pub fn abort(&self) {
+        self.abort.abort();
+    }
+
+    /// A handle that can end the actor without knowing its kind.
+    pub fn abort_handle(&self) -> AbortHandle {
+        self.abort.clone()
+    }
+}
+
+/// Starts an actor on an arbiter. `died` is called on that arbiter when its life has ended.
+pub fn spawn<A>(
+    arbiter: &ArbiterHandle,
+    make: impl FnOnce(Exit) -> A + Send + 'static,
+    died: impl FnOnce(Cause) + Send + 'static,
+) -> Child<A>
+where
+    A: Actor<Context = Context<A>>,
+{
+    let (sender, receiver) = channel::channel(0);
+    let (abort, registration) = AbortHandle::new_pair();
+    arbiter.spawn_fn(move || {
+        let exit = Exit::default();
+        let context = Context::with_receiver(receiver);
+        let life = actix_rt::spawn(Abortable::new(context.into_future(make(exit.clone())), registration));
+        actix_rt::spawn(async move {
+            died(match life.await {
+                Ok(Ok(())) => exit.take(),
+                Ok(Err(_)) => Cause::Stopped,
+                Err(error) if error.is_panic() => Cause::Panic(panic_text(error.into_panic().as_ref())),
+                Err(_) => Cause::Stopped,
+            });
+        });
+    });
+    Child { addr: Addr::new(sender), abort }
+}
+
+/// What a panic said.
+pub fn panic_text(payload: &(dyn Any + Send)) -> String {
+    payload
+        .downcast_ref::<&str>()
+        .map(|text| (*text).to_owned())
+        .or_else(|| payload.downcast_ref::<String>().cloned())
+        .unwrap_or_else(|| "without a message".to_owned())
+}

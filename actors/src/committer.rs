@@ -1,0 +1,579 @@
+//! The offset committer: the only writer of offsets, state and pointers.
+//!
+//! Checkpoints of a shard commit in order, each on top of the one before: segments first, then the pointer by one
+//! conditional write, then the output. A write whose answer is lost is unknown until the pointer has been read
+//! ([`crate::recovery`]); nothing is built on it before.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::Arc;
+
+use actix::{Actor, ActorFutureExt, AsyncContext, Context, Handler, ResponseActFuture, WrapFuture};
+use arrow::array::RecordBatch;
+use futures::future::{AbortHandle, Abortable};
+use futures::stream::{self, StreamExt, TryStreamExt};
+use tokio::time::Instant;
+use tracing::Instrument;
+
+use crate::child::Cause;
+use crate::compaction;
+use crate::env::{Env, Patience};
+use crate::message::{Checkpoint, Claim, Crash, FlushOffsets, Incarnation};
+use crate::pointer::{
+    Attempt, Base, Content, Epoch, Kept, Outbox, Pointer, SegmentKey, SegmentKind, SegmentRef, ShardId,
+};
+use crate::ports::{Change, Delivery, KafkaOffset, Moved, OutputBatch, SinkError, StoreError};
+use crate::position::{Offset, PartitionKey};
+use crate::recovery::{self, ClaimVerdict, Verdict};
+use crate::segment::{self, Encoded};
+
+/// How many earlier states of a shard can be gone back to.
+const KEPT: usize = 1;
+/// Segments that are written or read at the same time.
+const IN_FLIGHT: usize = 4;
+/// How far behind the pointer orphans are looked for: a process that was fenced may still be writing some.
+const SWEEP_DELAY: i64 = 16;
+/// Epochs that one sweep looks at.
+const SWEEP_STEP: i64 = 64;
+
+/// What the committer knows of a shard.
+#[derive(Default)]
+struct Slot {
+    /// The life of the shard that claimed it last.
+    incarnation: Incarnation,
+    /// The pointer as it stands; none while a claim is under way or after a commit failed.
+    pointer: Option<Pointer>,
+    /// What is being done for it.
+    running: Option<AbortHandle>,
+    /// What the pointer last said, also while the shard is halted.
+    committed: Option<Pointer>,
+    /// Garbage that is deleted by now, and up to where orphans are.
+    cleaned: Cleaned,
+    cleaning: bool,
+}
+
+#[derive(Default)]
+struct Cleaned {
+    deleted: HashSet<SegmentKey>,
+    swept: Epoch,
+}
+
+pub(crate) struct OffsetCommitter {
+    env: Arc<Env>,
+    slots: HashMap<ShardId, Slot>,
+    offsets_stale: bool,
+    writing_offsets: bool,
+    written: (BTreeMap<(Arc<str>, i32), Offset>, i64),
+}
+
+impl OffsetCommitter {
+    pub(crate) fn new(env: Arc<Env>) -> Self {
+        Self { env, slots: HashMap::new(), offsets_stale: false, writing_offsets: false, written: (BTreeMap::new(), 0) }
+    }
+
+    fn committed(&mut self, shard: ShardId, pointer: &Pointer, ctx: &mut Context<Self>) {
+        if let Some(slot) = self.slots.get_mut(&shard) {
+            slot.pointer = Some(pointer.clone());
+            slot.committed = Some(pointer.clone());
+            slot.running = None;
+        }
+        self.clean(shard, ctx);
+        self.offsets_stale = true;
+        self.write_offsets(ctx);
+    }
+
+    /// Deletes what the pointer calls garbage, and what crashed attempts left behind, beside the next checkpoint.
+    fn clean(&mut self, shard: ShardId, ctx: &mut Context<Self>) {
+        let Some(slot) = self.slots.get_mut(&shard) else { return };
+        let Some(pointer) = slot.pointer.clone().filter(|_| !slot.cleaning) else { return };
+        slot.cleaning = true;
+        let cleaning = clean(Arc::clone(&self.env), pointer);
+        ctx.spawn(cleaning.into_actor(self).map(move |cleaned, actor, _| {
+            let Some(slot) = actor.slots.get_mut(&shard) else { return };
+            slot.cleaning = false;
+            if let Ok(cleaned) = cleaned {
+                slot.cleaned.deleted.extend(cleaned.deleted);
+                slot.cleaned.swept = slot.cleaned.swept.max(cleaned.swept);
+            }
+        }));
+    }
+
+    /// The lowest committed position of each partition over all shards, under the highest timestamp of their pointers.
+    fn lowest(&self) -> Option<(BTreeMap<(Arc<str>, i32), Offset>, i64)> {
+        let mut lowest: BTreeMap<PartitionKey, (Offset, u32)> = BTreeMap::new();
+        let mut timestamp = 0;
+        for shard in 0..self.env.pipeline.shards {
+            let pointer = self.slots.get(&shard)?.committed.as_ref()?;
+            timestamp = timestamp.max(pointer.timestamp);
+            for (key, position) in &pointer.content.vector.0 {
+                let (offset, shards) = lowest.entry(*key).or_insert((position.next, 0));
+                *offset = (*offset).min(position.next);
+                *shards += 1;
+            }
+        }
+        let complete = lowest.into_iter().filter(|(_, (_, shards))| *shards == self.env.pipeline.shards);
+        let named =
+            complete.filter_map(|(key, (offset, _))| Some(((self.env.topic(&key.topic_id)?, key.partition), offset)));
+        Some((named.collect(), timestamp))
+    }
+
+    fn write_offsets(&mut self, ctx: &mut Context<Self>) {
+        if self.writing_offsets || !self.offsets_stale {
+            return;
+        }
+        self.offsets_stale = false;
+        let Some((offsets, timestamp)) = self.lowest() else { return };
+        if offsets == self.written.0 || offsets.is_empty() {
+            return;
+        }
+        self.writing_offsets = true;
+        let writing = write_offsets(Arc::clone(&self.env), offsets.clone(), timestamp);
+        ctx.spawn(writing.into_actor(self).map(move |done, actor, ctx| {
+            actor.writing_offsets = false;
+            match done {
+                Ok(()) => actor.written = (offsets, timestamp),
+                Err(error) => tracing::error!("kafka_offsets cannot be written: {error}"),
+            }
+            actor.write_offsets(ctx);
+        }));
+    }
+}
+
+impl Actor for OffsetCommitter {
+    type Context = Context<Self>;
+}
+
+impl Handler<Claim> for OffsetCommitter {
+    type Result = ResponseActFuture<Self, Result<Box<Pointer>, Cause>>;
+
+    fn handle(&mut self, message: Claim, _: &mut Self::Context) -> Self::Result {
+        let Claim { shard, incarnation } = message;
+        let slot = self.slots.entry(shard).or_default();
+        if let Some(running) = slot.running.take() {
+            running.abort();
+        }
+        let (abort, registration) = AbortHandle::new_pair();
+        slot.incarnation = incarnation;
+        slot.pointer = None;
+        slot.running = Some(abort);
+        slot.cleaned = Cleaned::default();
+        let claiming = claim(Arc::clone(&self.env), shard).instrument(tracing::info_span!("claim", shard));
+        Box::pin(Abortable::new(claiming, registration).into_actor(self).map(
+            move |claimed, actor, ctx| match claimed {
+                Ok(Ok(pointer)) => {
+                    actor.committed(shard, &pointer, ctx);
+                    Ok(Box::new(pointer))
+                }
+                Ok(Err(cause)) => Err(cause),
+                Err(_) => Err(Cause::Stopped),
+            },
+        ))
+    }
+}
+
+impl Handler<Checkpoint> for OffsetCommitter {
+    type Result = ResponseActFuture<Self, Result<(), Cause>>;
+
+    fn handle(&mut self, message: Checkpoint, _: &mut Self::Context) -> Self::Result {
+        let shard = message.shard;
+        let slot = self.slots.entry(shard).or_default();
+        let fits = slot.incarnation == message.incarnation && slot.running.is_none();
+        // Taken out: if this commit fails, there is nothing that a later one could build on.
+        let pointer = slot.pointer.take_if(|pointer| fits && pointer.base() == message.base);
+        let Some(pointer) = pointer else {
+            let why = format!("a checkpoint of shard {shard} does not continue what is committed; it is discarded");
+            return Box::pin(async move { Err(Cause::Failed(why)) }.into_actor(self));
+        };
+        let cleaned = std::mem::take(&mut slot.cleaned);
+        let (abort, registration) = AbortHandle::new_pair();
+        slot.running = Some(abort);
+        let span = message.span.clone();
+        let committing = commit(Arc::clone(&self.env), pointer, message, cleaned).instrument(span);
+        Box::pin(Abortable::new(committing, registration).into_actor(self).map(move |committed, actor, ctx| {
+            match committed {
+                Ok(Ok(pointer)) => {
+                    actor.committed(shard, &pointer, ctx);
+                    Ok(())
+                }
+                Ok(Err(cause)) => {
+                    if let Some(slot) = actor.slots.get_mut(&shard) {
+                        slot.running = None;
+                    }
+                    Err(cause)
+                }
+                Err(_) => Err(Cause::Stopped),
+            }
+        }))
+    }
+}
+
+impl Handler<FlushOffsets> for OffsetCommitter {
+    type Result = ResponseActFuture<Self, ()>;
+
+    fn handle(&mut self, _: FlushOffsets, _: &mut Self::Context) -> Self::Result {
+        let lowest = self.lowest().filter(|(offsets, _)| !offsets.is_empty());
+        let env = Arc::clone(&self.env);
+        Box::pin(
+            async move {
+                if let Some((offsets, timestamp)) = lowest
+                    && let Err(error) = write_offsets(env, offsets, timestamp).await
+                {
+                    tracing::error!("kafka_offsets cannot be written: {error}");
+                }
+            }
+            .into_actor(self),
+        )
+    }
+}
+
+impl Handler<Crash> for OffsetCommitter {
+    type Result = ();
+
+    fn handle(&mut self, _: Crash, _: &mut Self::Context) {
+        panic!("the offset committer was told to panic");
+    }
+}
+
+async fn write_offsets(
+    env: Arc<Env>,
+    offsets: BTreeMap<(Arc<str>, i32), Offset>,
+    timestamp: i64,
+) -> Result<(), StoreError> {
+    let rows: Vec<KafkaOffset> = offsets
+        .into_iter()
+        .map(|((topic, partition), offset)| KafkaOffset { topic: topic.to_string(), partition, offset })
+        .collect();
+    env.patiently("writing kafka_offsets", || env.pipeline.store.write_kafka_offsets(&rows, timestamp)).await
+}
+
+/// Moves a pointer by identical writes until it is known what became of it.
+async fn move_pointer(env: &Env, base: Option<Base>, next: &Pointer) -> Result<Verdict, StoreError> {
+    let store = &env.pipeline.store;
+    let mut patience = Patience::default();
+    loop {
+        let current = match store.move_pointer(base, next).await {
+            Ok(Moved::Applied) => return Ok(Verdict::Done),
+            Ok(Moved::Refused(current)) => current.map(|current| *current),
+            Err(StoreError::Unavailable(error)) => {
+                env.fault(&mut patience, "moving a pointer, its answer is unknown", &error).await;
+                env.patiently("reading a pointer", || store.read_pointer(next.shard)).await?
+            }
+            Err(error) => return Err(error),
+        };
+        if let Some(current) = &current {
+            env.pipeline.clock.observe(current.timestamp);
+        }
+        match recovery::after_write(current.as_ref(), next.attempt, base, env.generation) {
+            Verdict::Repeat => env.fault(&mut patience, "moving a pointer", "it is unchanged").await,
+            verdict => return Ok(verdict),
+        }
+    }
+}
+
+fn fenced(env: &Env, shard: ShardId) -> Cause {
+    Cause::Fenced(format!("shard {shard} belongs to a process of a later generation than {}", env.generation))
+}
+
+impl From<StoreError> for Cause {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Unavailable(what) => Self::Failed(what),
+            StoreError::Corrupt(what) | StoreError::Fatal(what) => Self::Halt(what),
+        }
+    }
+}
+
+/// Takes a shard over: one conditional write with the content unchanged. Only then is anything else of it read, and its
+/// last output delivered again.
+async fn claim(env: Arc<Env>, shard: ShardId) -> Result<Pointer, Cause> {
+    let read = || env.pipeline.store.read_pointer(shard);
+    let mut current = env.patiently("reading a pointer", read).await?;
+    let claimed = loop {
+        if let Some(pointer) = &current {
+            env.pipeline.clock.observe(pointer.timestamp);
+            if pointer.content.fingerprint != env.pipeline.fingerprint {
+                let (theirs, ours) = (&pointer.content.fingerprint, &env.pipeline.fingerprint);
+                return Err(Cause::Halt(format!("shard {shard} holds the state of plan {theirs}, not of {ours}")));
+            }
+        }
+        let base = match recovery::claim(current.as_ref(), env.generation) {
+            ClaimVerdict::Claim(base) => base,
+            ClaimVerdict::StepDown => return Err(fenced(&env, shard)),
+        };
+        let fresh = || Content { fingerprint: env.pipeline.fingerprint.clone(), ..Content::default() };
+        let next = Pointer {
+            shard,
+            epoch: base.map_or(Epoch(1), |base| base.epoch.next()),
+            attempt: Attempt::fresh(),
+            generation: env.generation,
+            timestamp: env.pipeline.clock.next(),
+            content: current.as_ref().map_or_else(fresh, |pointer| pointer.content.clone()),
+            kept: current.as_ref().map_or_else(Vec::new, |pointer| pointer.kept.clone()),
+        };
+        match move_pointer(&env, base, &next).await? {
+            Verdict::Done => break next,
+            Verdict::StepDown => return Err(fenced(&env, shard)),
+            // An earlier write of this process landed in between: claim on top of it.
+            Verdict::Reload | Verdict::Repeat => current = env.patiently("reading a pointer", read).await?,
+        }
+    };
+    let mut output = Vec::new();
+    let mut letters = Vec::new();
+    for reference in &claimed.content.outbox.segments {
+        let batches = read_segment(&env, reference).await?;
+        match reference.kind {
+            SegmentKind::Upserts { sink } => {
+                output.extend(batches.into_iter().map(|rows| OutputBatch { sink, change: Change::Upsert, rows }));
+            }
+            SegmentKind::Deletes { sink } => {
+                output.extend(batches.into_iter().map(|rows| OutputBatch { sink, change: Change::Delete, rows }));
+            }
+            SegmentKind::DeadLetters => {
+                for rows in batches {
+                    letters.extend(segment::dead_letters(&rows).ok_or_else(|| {
+                        Cause::Halt(format!("segment {:?} does not hold dead letters", reference.key))
+                    })?);
+                }
+            }
+            SegmentKind::State { .. } => {
+                return Err(Cause::Halt(format!("the outbox of shard {shard} lists state")));
+            }
+        }
+    }
+    deliver(&env, &claimed, &output, &letters, true).await?;
+    Ok(claimed)
+}
+
+async fn read_segment(env: &Env, reference: &SegmentRef) -> Result<Vec<RecordBatch>, Cause> {
+    let read = || env.pipeline.store.read_segment(&reference.key);
+    let bytes = env.patiently("reading a segment", read).await?;
+    segment::decode(reference, &bytes).map_err(|error| Cause::Halt(error.to_string()))
+}
+
+/// Delivers the output of a pointer until the sink has it.
+async fn deliver(
+    env: &Env,
+    pointer: &Pointer,
+    output: &[OutputBatch],
+    letters: &[crate::ports::DeadLetter],
+    again: bool,
+) -> Result<(), Cause> {
+    let outbox = &pointer.content.outbox;
+    if !letters.is_empty() {
+        let write = || env.pipeline.store.write_dead_letters(letters, outbox.timestamp);
+        env.patiently("writing dead letters", write).await?;
+    }
+    if output.is_empty() {
+        return Ok(());
+    }
+    let (shard, attempt) = (pointer.shard, pointer.attempt);
+    let (epoch, timestamp) = (outbox.epoch, outbox.timestamp);
+    let mut delivery = Delivery { shard, epoch, attempt, timestamp, again, output };
+    let mut patience = Patience::default();
+    loop {
+        match env.pipeline.sink.deliver(&delivery).await {
+            Ok(()) => return Ok(()),
+            Err(SinkError::Unavailable(error)) => env.fault(&mut patience, "delivering output", &error).await,
+            Err(SinkError::Fatal(error)) => return Err(Cause::Failed(format!("the sink refused the output: {error}"))),
+        }
+        delivery.again = true;
+    }
+}
+
+/// Commits a checkpoint on top of the pointer that it names.
+async fn commit(env: Arc<Env>, current: Pointer, checkpoint: Checkpoint, cleaned: Cleaned) -> Result<Pointer, Cause> {
+    let begun = Instant::now();
+    let epoch = current.epoch.next();
+    let shard = checkpoint.shard;
+    let mut number = 0;
+    let mut key = || {
+        number += 1;
+        SegmentKey { shard, epoch, attempt: checkpoint.attempt, number: number - 1 }
+    };
+    let mut encode = |rows: &RecordBatch, kind| {
+        segment::encode(rows, kind, &mut key)
+            .map_err(|error| Cause::Failed(format!("a checkpoint of shard {shard} cannot be written: {error}")))
+    };
+
+    let mut written: Vec<Encoded> = Vec::new();
+    let mut outbox = Vec::new();
+    for batch in checkpoint.output.iter().filter(|batch| batch.rows.num_rows() > 0) {
+        let kind = match batch.change {
+            Change::Upsert => SegmentKind::Upserts { sink: batch.sink },
+            Change::Delete => SegmentKind::Deletes { sink: batch.sink },
+        };
+        let encoded = encode(&batch.rows, kind)?;
+        outbox.extend(encoded.iter().map(|segment| segment.reference.clone()));
+        written.extend(encoded);
+    }
+    if !checkpoint.dead_letters.is_empty() {
+        let rows = segment::dead_letter_rows(&checkpoint.dead_letters)
+            .map_err(|error| Cause::Failed(format!("dead letters of shard {shard} cannot be written: {error}")))?;
+        let encoded = encode(&rows, SegmentKind::DeadLetters)?;
+        outbox.extend(encoded.iter().map(|segment| segment.reference.clone()));
+        written.extend(encoded);
+    }
+
+    let mut state = current.content.state.clone();
+    for (table, key_columns) in checkpoint.tables.iter().enumerate() {
+        let deltas = checkpoint.state.iter().filter(|delta| delta.table == table && delta.rows.num_rows() > 0);
+        let deltas: Vec<_> = deltas.map(|delta| delta.rows.clone()).collect();
+        if deltas.is_empty() {
+            continue;
+        }
+        let kind = SegmentKind::State { table };
+        let stored: Vec<SegmentRef> = state.iter().filter(|segment| segment.kind == kind).cloned().collect();
+        let mut rows: Vec<u64> = stored.iter().map(|segment| segment.rows).collect();
+        rows.push(deltas.iter().map(|rows| rows.num_rows() as u64).sum());
+        let start = compaction::plan(&rows).unwrap_or(stored.len()).min(stored.len());
+        let mut batches = Vec::new();
+        for reference in &stored[start..] {
+            batches.extend(read_segment(&env, reference).await?);
+        }
+        batches.extend(deltas);
+        state.retain(|segment| !stored[start..].contains(segment));
+        let merged = if start == stored.len() && batches.len() == 1 {
+            batches.pop()
+        } else {
+            compaction::merge(&batches, *key_columns, start == 0)
+                .map_err(|error| Cause::Failed(format!("the state of shard {shard} cannot be merged: {error}")))?
+        };
+        if let Some(rows) = merged {
+            let encoded = encode(&rows, kind)?;
+            state.extend(encoded.iter().map(|segment| segment.reference.clone()));
+            written.extend(encoded);
+        }
+    }
+
+    let store = &env.pipeline.store;
+    stream::iter(written.iter().map(|segment| {
+        let (reference, bytes) = (&segment.reference, &segment.bytes);
+        env.patiently("writing a segment", move || store.write_segment(&reference.key, bytes))
+    }))
+    .buffer_unordered(IN_FLIGHT)
+    .try_collect::<()>()
+    .await?;
+    let bytes: usize = written.iter().map(|segment| segment.bytes.len()).sum();
+    drop(written);
+
+    let timestamp = env.pipeline.clock.next();
+    let mut kept = vec![Kept {
+        epoch: current.epoch,
+        timestamp: current.timestamp,
+        vector: current.content.vector.clone(),
+        state: current.content.state.clone(),
+    }];
+    kept.extend(current.kept.iter().cloned());
+    kept.truncate(KEPT);
+    let content = Content {
+        vector: checkpoint.vector,
+        state,
+        outbox: Outbox { epoch, timestamp, segments: outbox },
+        fingerprint: current.content.fingerprint.clone(),
+        // Output n is delivered before the pointer moves to n+1, so what the pointer carries now is with the sink.
+        delivered: current.content.outbox.epoch,
+        garbage: Vec::new(),
+        swept: current.content.swept.max(cleaned.swept),
+    };
+    let mut next =
+        Pointer { shard, epoch, attempt: checkpoint.attempt, generation: env.generation, timestamp, content, kept };
+    next.content.garbage = garbage(&current, &next, &cleaned.deleted);
+
+    match move_pointer(&env, Some(current.base()), &next).await? {
+        Verdict::Done => {}
+        Verdict::StepDown => return Err(fenced(&env, shard)),
+        Verdict::Reload | Verdict::Repeat => {
+            return Err(Cause::Failed(format!("shard {shard} was moved by an earlier write; it is loaded again")));
+        }
+    }
+    deliver(&env, &next, &checkpoint.output, &checkpoint.dead_letters, false).await?;
+
+    let micros = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+    env.board.committer(|status| status.commits += 1);
+    env.board.shard(shard, |status| {
+        status.epoch = epoch;
+        status.checkpoints += 1;
+        status.checkpoint_micros = micros;
+        status.checkpoint_bytes = bytes as u64;
+        status.committed = Some(Instant::now());
+    });
+    Ok(next)
+}
+
+fn listed(pointer: &Pointer) -> impl Iterator<Item = SegmentKey> {
+    let state = pointer.content.state.iter().chain(&pointer.content.outbox.segments);
+    state.chain(pointer.kept.iter().flat_map(|kept| &kept.state)).map(|segment| segment.key)
+}
+
+/// What the old pointer listed or called garbage, the new one does not list, and is not deleted yet.
+fn garbage(old: &Pointer, new: &Pointer, deleted: &HashSet<SegmentKey>) -> Vec<SegmentKey> {
+    let alive: HashSet<SegmentKey> = listed(new).collect();
+    let mut seen = HashSet::new();
+    let before = listed(old).chain(old.content.garbage.iter().copied());
+    before.filter(|key| !alive.contains(key) && !deleted.contains(key) && seen.insert(*key)).collect()
+}
+
+/// Deletes garbage, and the orphans of epochs that lie well behind the pointer. Nothing is touched that a kept pointer
+/// lists, or whose epoch is above the pointer's: that may be an attempt in flight.
+async fn clean(env: Arc<Env>, pointer: Pointer) -> Result<Cleaned, StoreError> {
+    let store = &env.pipeline.store;
+    let alive: HashSet<SegmentKey> = listed(&pointer).collect();
+    let mut doomed = pointer.content.garbage.clone();
+    let from = pointer.content.swept;
+    let until = Epoch((pointer.epoch.0 - SWEEP_DELAY).min(from.0 + SWEEP_STEP));
+    for epoch in from.0..until.0 {
+        let found = store.segments_of_epoch(pointer.shard, Epoch(epoch)).await?;
+        doomed.extend(found.into_iter().filter(|key| !alive.contains(key)));
+    }
+    debug_assert!(doomed.iter().all(|key| key.epoch <= pointer.epoch && !alive.contains(key)));
+    if !doomed.is_empty() {
+        store.delete_segments(&doomed).await?;
+    }
+    Ok(Cleaned { deleted: doomed.into_iter().collect(), swept: from.max(until) })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::pointer::Generation;
+
+    fn segment(epoch: i64, number: u32) -> SegmentRef {
+        let attempt = Attempt(uuid::Uuid::from_u128(epoch as u128));
+        let key = SegmentKey { shard: 0, epoch: Epoch(epoch), attempt, number };
+        SegmentRef { key, kind: SegmentKind::State { table: 0 }, rows: 1, bytes: 1, checksum: 0 }
+    }
+
+    fn pointer(
+        state: Vec<SegmentRef>,
+        outbox: Vec<SegmentRef>,
+        kept: Vec<SegmentRef>,
+        garbage: Vec<SegmentKey>,
+    ) -> Pointer {
+        Pointer {
+            shard: 0,
+            epoch: Epoch(9),
+            attempt: Attempt::fresh(),
+            generation: Generation(1),
+            timestamp: 0,
+            content: Content {
+                state,
+                outbox: Outbox { segments: outbox, ..Outbox::default() },
+                garbage,
+                ..Content::default()
+            },
+            kept: vec![Kept { epoch: Epoch(8), timestamp: 0, vector: Default::default(), state: kept }],
+        }
+    }
+
+    #[test]
+    fn garbage_is_what_nobody_lists_any_more_and_is_not_deleted_yet() {
+        let old = pointer(
+            vec![segment(1, 0), segment(2, 0)],
+            vec![segment(2, 1)],
+            vec![segment(1, 0)],
+            vec![segment(0, 0).key, segment(0, 1).key],
+        );
+        let new = pointer(vec![segment(3, 0)], vec![segment(3, 1)], vec![segment(1, 0), segment(2, 0)], vec![]);
+        let deleted = HashSet::from([segment(0, 0).key]);
+        assert_eq!(garbage(&old, &new, &deleted), [segment(2, 1).key, segment(0, 1).key]);
+    }
+}

@@ -1,0 +1,97 @@
+//! Whether a shard takes a range from a lane: the check that makes every row count exactly once.
+//!
+//! A range is accepted only if it begins where the shard stands. Everything else is either a replay, which is dropped, or
+//! a gap, after which the partition actor starts again from the positions that the shards answer.
+
+use crate::position::{Offset, Range};
+
+/// What a shard does with a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Decision {
+    /// It continues where the shard stands: take it and move to its end.
+    Accept,
+    /// All of it was taken before: drop and count it.
+    Replay,
+    /// It begins after, or across, the place where the shard stands: take nothing, start the partition again.
+    Gap,
+}
+
+/// Decides on a range, given the next offset that the shard expects.
+pub fn decide(expected: Offset, range: Range) -> Decision {
+    if range.from == expected {
+        Decision::Accept
+    } else if range.until <= expected {
+        Decision::Replay
+    } else {
+        Decision::Gap
+    }
+}
+
+/// The part of a batch that a lane still has to carry, given the first offset that its shard needs: `None` when the
+/// shard is past the batch.
+pub fn cut(batch: Range, needed: Offset) -> Option<Range> {
+    let from = batch.from.max(needed);
+    if batch.is_empty() && needed == batch.from {
+        return Some(batch);
+    }
+    (from < batch.until).then(|| Range::new(from, batch.until))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn range(from: i64, until: i64) -> Range {
+        Range::new(Offset(from), Offset(until))
+    }
+
+    #[test]
+    fn every_case_of_a_range_against_a_position() {
+        let expected = Offset(10);
+        let cases = [
+            (range(10, 20), Decision::Accept, "continues"),
+            (range(10, 10), Decision::Accept, "a probe at the position"),
+            (range(0, 10), Decision::Replay, "ends at the position"),
+            (range(0, 5), Decision::Replay, "ends below"),
+            (range(5, 5), Decision::Replay, "a probe below"),
+            (range(11, 20), Decision::Gap, "begins above"),
+            (range(11, 11), Decision::Gap, "a probe above"),
+            (range(5, 15), Decision::Gap, "straddles"),
+            (range(9, 11), Decision::Gap, "straddles by one"),
+        ];
+        for (range, decision, what) in cases {
+            assert_eq!(decide(expected, range), decision, "{what}: {range} at {expected}");
+        }
+    }
+
+    #[test]
+    fn a_lane_carries_what_its_shard_needs_and_nothing_below() {
+        assert_eq!(cut(range(10, 20), Offset(10)), Some(range(10, 20)));
+        assert_eq!(cut(range(10, 20), Offset(15)), Some(range(15, 20)));
+        assert_eq!(cut(range(10, 20), Offset(20)), None);
+        assert_eq!(cut(range(10, 20), Offset(25)), None);
+        assert_eq!(cut(range(10, 10), Offset(10)), Some(range(10, 10)));
+        assert_eq!(cut(range(10, 10), Offset(11)), None);
+    }
+
+    #[test]
+    fn whatever_is_sent_in_whatever_order_each_offset_is_taken_once() {
+        // All sequences of four ranges over five offsets: the shard takes a contiguous run from where it stood.
+        let ranges: Vec<Range> = (0..5).flat_map(|from| (from..5).map(move |until| range(from, until))).collect();
+        for a in &ranges {
+            for b in &ranges {
+                for c in &ranges {
+                    let mut expected = Offset(0);
+                    let mut taken = Vec::new();
+                    for sent in [a, b, c] {
+                        if decide(expected, *sent) == Decision::Accept {
+                            taken.extend(sent.from.0..sent.until.0);
+                            expected = sent.until;
+                        }
+                    }
+                    assert!(taken.iter().copied().eq(0..expected.0), "{a} {b} {c} took {taken:?}");
+                }
+            }
+        }
+    }
+}

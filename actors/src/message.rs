@@ -1,0 +1,152 @@
+//! What the actors say to each other.
+
+use std::sync::Arc;
+
+use actix::Message;
+
+use crate::board::ActorId;
+use crate::child::Cause;
+use crate::credit::Credit;
+use crate::pointer::{Attempt, Base, Pointer, ShardId};
+use crate::ports::{DeadLetter, LaneRows, OutputBatch, StateDelta};
+use crate::position::{Offset, PartitionKey, Position, Range, SourcePartition, Vector, Watermark};
+
+/// One life of an actor, numbered.
+pub(crate) type Incarnation = u64;
+
+/// Partition → shard: where do you stand? The answer makes all earlier incarnations of the partition invalid.
+#[derive(Message)]
+#[rtype(result = "Option<Registered>")]
+pub(crate) struct Register {
+    pub(crate) partition: PartitionKey,
+    pub(crate) incarnation: Incarnation,
+    /// The partition's stored start, which an absent entry of the vector means.
+    pub(crate) start: Offset,
+}
+
+/// The answer, given only after the shard is loaded.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Registered {
+    pub(crate) shard: Incarnation,
+    pub(crate) position: Position,
+}
+
+/// Partition → shard: one range of a lane.
+#[derive(Message)]
+#[rtype(result = "LaneReply")]
+pub(crate) struct LaneBatch {
+    pub(crate) partition: PartitionKey,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) shard_incarnation: Incarnation,
+    pub(crate) range: Range,
+    /// The partition's watermark after the range.
+    pub(crate) watermark: Watermark,
+    pub(crate) rows: LaneRows,
+    /// Given back when the last lane is done with the batch.
+    pub(crate) credit: Option<Arc<Credit>>,
+    pub(crate) span: tracing::Span,
+}
+
+/// What became of a range.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, actix::MessageResponse)]
+pub(crate) enum LaneReply {
+    /// It counts now, or it did before.
+    Done,
+    /// It does not continue where the shard stands.
+    Gap {
+        /// Where it stands.
+        expected: Offset,
+    },
+    /// It comes from a life that is over.
+    Ignored,
+}
+
+/// Supervisor → shard: commit what you have, and say when it is done.
+#[derive(Message)]
+#[rtype(result = "bool")]
+pub(crate) struct Flush;
+
+/// Anyone → any actor: panic, to show that it is survived.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct Crash;
+
+/// Shard → committer: claim my pointer. Empties what the committer still had of this shard.
+#[derive(Message)]
+#[rtype(result = "Result<Box<Pointer>, Cause>")]
+pub(crate) struct Claim {
+    pub(crate) shard: ShardId,
+    pub(crate) incarnation: Incarnation,
+}
+
+/// Shard → committer: make this durable. It names its base; the committer never renumbers.
+#[derive(Message)]
+#[rtype(result = "Result<(), Cause>")]
+pub(crate) struct Checkpoint {
+    pub(crate) shard: ShardId,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) base: Base,
+    pub(crate) attempt: Attempt,
+    pub(crate) vector: Vector,
+    pub(crate) state: Vec<StateDelta>,
+    pub(crate) output: Vec<OutputBatch>,
+    pub(crate) dead_letters: Vec<DeadLetter>,
+    /// The key columns of each state table.
+    pub(crate) tables: Vec<usize>,
+    pub(crate) span: tracing::Span,
+}
+
+/// Supervisor → committer: write `kafka_offsets` now.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct FlushOffsets;
+
+/// Monitor → supervisor: an actor's life has ended.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct Died {
+    pub(crate) id: ActorId,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) cause: Cause,
+}
+
+/// Supervisor → itself: the pause after a crash is over.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct StartAgain {
+    pub(crate) id: ActorId,
+    pub(crate) incarnation: Incarnation,
+}
+
+/// Supervisor → itself: these partitions exist, with their starts.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct Discovered(pub(crate) Vec<(SourcePartition, Result<Offset, String>)>);
+
+/// Anyone → supervisor: take a last checkpoint and end.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct Stop;
+
+/// Anyone → supervisor: make an actor of this kind panic.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct CrashActor(pub(crate) Target);
+
+/// Anyone → supervisor: start a halted actor again, with a full budget.
+#[derive(Message)]
+#[rtype(result = "bool")]
+pub(crate) struct Resume(pub(crate) ActorId);
+
+/// Which actor is to panic.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Target {
+    /// The supervisor.
+    Supervisor,
+    /// The committer.
+    Committer,
+    /// The aggregation actor of a shard, modulo their number.
+    Shard(u32),
+    /// A partition actor by its place, modulo their number.
+    Partition(u32),
+}

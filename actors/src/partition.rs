@@ -1,0 +1,433 @@
+//! The partition actor: owner of one Kafka partition.
+//!
+//! It asks every shard where it stands, reads from the lowest answer, and sends each batch's range down every lane, cut to
+//! what that shard still needs. Ranges of a lane are contiguous, so that a shard can tell a replay and a gap from what
+//! comes next. One batch of a lane is unanswered at a time: while the shards work on it, the next one is prepared.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use actix::dev::Request;
+use actix::{Actor, ActorContext, ActorFutureExt, Addr, AsyncContext, Context, Handler, WrapFuture};
+use futures::future::join_all;
+use tokio::time::{Duration, Instant};
+use tracing::Instrument;
+
+use crate::aggregation::AggregationActor;
+use crate::board::{Activity, Life};
+use crate::child::{Cause, Exit, panic_text};
+use crate::env::Env;
+use crate::lane;
+use crate::message::{Crash, Incarnation, LaneBatch, LaneReply, Register};
+use crate::ports::{CrashNote, PartitionReader, SourceBatch, SourceError, SourceStage, StageInput, StageOutput};
+use crate::position::{Offset, Range, SourcePartition, Watermark};
+
+/// How often an idle lane asks whether the other side still agrees.
+const PROBE: Duration = Duration::from_secs(1);
+/// Into how many parts the suspects are cut after each crash of the whole process.
+const NARROWING: i64 = 16;
+/// Records in a batch when all that is known is that the process dies.
+const FIRST_SUSPECTS: i64 = 1024;
+
+pub(crate) struct PartitionActor {
+    life: Option<PartitionLife>,
+    exit: Exit,
+}
+
+/// What one life of the actor works with.
+pub(crate) struct PartitionLife {
+    pub(crate) env: Arc<Env>,
+    pub(crate) partition: SourcePartition,
+    pub(crate) incarnation: Incarnation,
+    /// The partition's stored start.
+    pub(crate) start: Offset,
+    /// One for each shard; none where the lane is switched off.
+    pub(crate) lanes: Vec<Option<Addr<AggregationActor>>>,
+}
+
+impl PartitionActor {
+    pub(crate) fn new(life: PartitionLife, exit: Exit) -> Self {
+        Self { life: Some(life), exit }
+    }
+}
+
+impl Actor for PartitionActor {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        let Some(life) = self.life.take() else { return };
+        ctx.spawn(life.run().into_actor(self).map(|cause, actor, ctx| {
+            actor.exit.leave(cause);
+            ctx.terminate();
+        }));
+    }
+}
+
+impl Handler<Crash> for PartitionActor {
+    type Result = ();
+
+    fn handle(&mut self, _: Crash, _: &mut Self::Context) {
+        panic!("the partition actor was told to panic");
+    }
+}
+
+impl From<SourceError> for Cause {
+    fn from(error: SourceError) -> Self {
+        match error {
+            SourceError::Failed(what) => Self::Failed(what),
+            SourceError::Halt(what) => Self::Halt(what),
+        }
+    }
+}
+
+/// The way to one shard.
+struct Lane {
+    shard: Addr<AggregationActor>,
+    incarnation: Incarnation,
+    /// The next offset that goes down this lane.
+    next: Offset,
+}
+
+impl PartitionLife {
+    async fn run(self) -> Cause {
+        match self.work().await {
+            Ok(never) => match never {},
+            Err(cause) => cause,
+        }
+    }
+
+    fn activity(&self, activity: Activity) {
+        self.env.board.partition(self.partition.key, |status| {
+            (status.activity, status.activity_since) = (activity, Instant::now());
+        });
+    }
+
+    /// Asks every shard for its position; a shard answers when it is loaded.
+    async fn register(&self) -> (Vec<Option<Lane>>, Offset, Watermark) {
+        self.activity(Activity::Registering);
+        let answers = join_all(self.lanes.iter().map(|shard| async move {
+            let shard = shard.as_ref()?;
+            let (partition, incarnation, start) = (self.partition.key, self.incarnation, self.start);
+            match shard.send(Register { partition, incarnation, start }).await {
+                Ok(Some(answer)) => Some((shard.clone(), answer)),
+                _ => superseded().await,
+            }
+        }))
+        .await;
+        let lowest = answers.iter().flatten().map(|(_, answer)| answer.position).min_by_key(|position| position.next);
+        let (from, watermark) = lowest.map_or((self.start, None), |position| (position.next, position.watermark));
+        let lanes = answers.into_iter().map(|answer| {
+            let (shard, answer) = answer?;
+            Some(Lane { shard, incarnation: answer.shard, next: answer.position.next })
+        });
+        (lanes.collect(), from, watermark)
+    }
+
+    async fn work(&self) -> Result<std::convert::Infallible, Cause> {
+        let (env, key) = (&self.env, self.partition.key);
+        let (mut lanes, mut position, mut watermark) = self.register().await;
+        let begun_at = position;
+        let mut suspicion = self.suspicion(begun_at).await?;
+        let mut reader = env.pipeline.source.open(&self.partition, position).await?;
+        let mut stage = env.pipeline.query.source_stage(&self.partition);
+        let mut unanswered: Vec<(usize, Request<AggregationActor, LaneBatch>)> = Vec::new();
+        let mut last_probe = Instant::now();
+        env.board.partition(key, |status| {
+            status.actor.life = Life::Running;
+            status.position = position;
+            status.watermark = watermark;
+            status.progress = Instant::now();
+        });
+
+        loop {
+            self.activity(Activity::Reading);
+            let batch = self.read(reader.as_mut(), position, &suspicion).await?;
+            let span = tracing::info_span!(
+                "batch",
+                messaging.system = "kafka",
+                messaging.destination.name = %self.partition.topic,
+                messaging.destination.partition.id = key.partition,
+                from = batch.range.from.0,
+                until = batch.range.until.0,
+                rows = batch.records.num_rows(),
+                bytes = batch.bytes,
+            );
+            if batch.range.is_empty() {
+                self.answered(&mut unanswered).await?;
+                if batch.end.is_some_and(|end| end <= position) {
+                    env.board.partition(key, |status| status.progress = Instant::now());
+                    suspicion.cleared(self).await?;
+                }
+                if last_probe.elapsed() < PROBE {
+                    continue;
+                }
+            }
+            last_probe = Instant::now();
+
+            let waiting = Instant::now();
+            let credit = if batch.range.is_empty() {
+                None
+            } else {
+                self.activity(Activity::WaitingForCredit);
+                env.credits.acquire(batch.records.num_rows(), batch.bytes).instrument(span.clone()).await.map(Arc::new)
+            };
+            let waited = waiting.elapsed();
+
+            self.activity(Activity::Processing);
+            suspicion.trying(self, batch.range).await?;
+            let processing = Instant::now();
+            let cuts: Vec<Option<Offset>> =
+                lanes.iter().map(|lane| lane.as_ref().map(|lane| lane.next.max(batch.range.from))).collect();
+            let output = span.in_scope(|| self.process(&mut stage, &batch, watermark, &cuts, &suspicion))?;
+            let processed = processing.elapsed();
+
+            self.activity(Activity::WaitingForLanes);
+            let waiting = Instant::now();
+            self.answered(&mut unanswered).await?;
+            let waited = waited + waiting.elapsed();
+
+            for (number, (lane, rows)) in lanes.iter_mut().zip(output.lanes).enumerate() {
+                let Some(lane) = lane else { continue };
+                let Some(range) = lane::cut(batch.range, lane.next) else { continue };
+                let message = LaneBatch {
+                    partition: key,
+                    incarnation: self.incarnation,
+                    shard_incarnation: lane.incarnation,
+                    range,
+                    watermark: output.watermark,
+                    rows,
+                    credit: credit.clone(),
+                    span: span.clone(),
+                };
+                unanswered.push((number, lane.shard.send(message)));
+                lane.next = range.until;
+            }
+            (position, watermark) = (batch.range.until, output.watermark);
+            suspicion.passed(self, position).await?;
+            env.board.partition(key, |status| {
+                status.position = position;
+                status.watermark = watermark;
+                status.rows += batch.records.num_rows() as u64;
+                status.bytes += batch.bytes as u64;
+                status.batches += u64::from(!batch.range.is_empty());
+                status.stage_micros += micros(processed);
+                status.blocked_micros += micros(waited);
+                if !batch.range.is_empty() {
+                    status.progress = Instant::now();
+                }
+            });
+        }
+    }
+
+    async fn read(
+        &self,
+        reader: &mut dyn PartitionReader,
+        position: Offset,
+        suspicion: &Suspicion,
+    ) -> Result<SourceBatch, Cause> {
+        let mut limit = self.env.batch_limit();
+        if let Some(rows) = suspicion.limit(position) {
+            limit.rows = limit.rows.min(rows);
+        }
+        let batch = reader.next(limit).await?;
+        if batch.range.from != position || batch.range.until < position {
+            return Err(Cause::Failed(format!("asked for records from {position}, but got {}", batch.range)));
+        }
+        if batch.end.is_some() {
+            self.env.board.partition(self.partition.key, |status| status.end = batch.end);
+        }
+        Ok(batch)
+    }
+
+    /// Waits until the shards have taken what was sent.
+    async fn answered(&self, unanswered: &mut Vec<(usize, Request<AggregationActor, LaneBatch>)>) -> Result<(), Cause> {
+        for (shard, request) in unanswered.drain(..) {
+            match request.await {
+                Ok(LaneReply::Done) => {}
+                Ok(LaneReply::Gap { expected }) => {
+                    return Err(Cause::Failed(format!("shard {shard} expects offset {expected}: there is a gap")));
+                }
+                Ok(LaneReply::Ignored) | Err(_) => superseded().await,
+            }
+        }
+        Ok(())
+    }
+
+    fn process(
+        &self,
+        stage: &mut Box<dyn SourceStage>,
+        batch: &SourceBatch,
+        watermark: Watermark,
+        cuts: &[Option<Offset>],
+        suspicion: &Suspicion,
+    ) -> Result<StageOutput, Cause> {
+        let run = |stage: &mut dyn SourceStage, batch: &SourceBatch, poison: &[Offset]| {
+            stage.run(StageInput { partition: &self.partition, batch, watermark, cuts, poison })
+        };
+        if !suspicion.isolate {
+            return Ok(run(stage.as_mut(), batch, &suspicion.poison)?);
+        }
+        // It crashed here again and again: find the records that do it, and go on without them.
+        let fresh = || self.env.pipeline.query.source_stage(&self.partition);
+        let mut poison = suspicion.poison.clone();
+        let survives = |batch: &SourceBatch, poison: &[Offset]| {
+            catch_unwind(AssertUnwindSafe(|| run(fresh().as_mut(), batch, poison).map(|_| ()))).is_ok()
+        };
+        if !survives(batch, &poison) {
+            let mut suspects = vec![(0, batch.records.num_rows())];
+            while let Some((start, length)) = suspects.pop() {
+                let part = part(batch, start, length)?;
+                if length == 0 || survives(&part, &poison) {
+                    continue;
+                }
+                if length == 1 {
+                    tracing::error!(partition = %self.partition, offset = %part.range.from, "this record panics");
+                    poison.push(part.range.from);
+                } else {
+                    suspects.push((start, length / 2));
+                    suspects.push((start + length / 2, length - length / 2));
+                }
+            }
+        }
+        match catch_unwind(AssertUnwindSafe(|| run(stage.as_mut(), batch, &poison))) {
+            Ok(output) => Ok(output?),
+            Err(panic) => Err(Cause::Panic(panic_text(panic.as_ref()))),
+        }
+    }
+
+    async fn suspicion(&self, position: Offset) -> Result<Suspicion, Cause> {
+        let (env, key) = (&self.env, self.partition.key);
+        let store = &env.pipeline.store;
+        let before = env.patiently("reading a crash note", || store.crash_note(&key)).await?;
+        let here = before.filter(|note| note.position == position);
+        let note = CrashNote {
+            position,
+            starts: here.map_or(0, |note| note.starts).saturating_add(1),
+            suspect: here.and_then(|note| note.suspect),
+        };
+        env.patiently("writing a crash note", || store.write_crash_note(&key, Some(&note))).await?;
+        Ok(Suspicion::new(note, env.pipeline.tuning.poison_crashes))
+    }
+}
+
+/// A life that was replaced, or whose shard died, waits here for its end: the supervisor starts it anew.
+async fn superseded<T>() -> T {
+    std::future::pending().await
+}
+
+fn micros(duration: Duration) -> u64 {
+    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
+}
+
+/// Some records of a batch as a batch of their own.
+fn part(batch: &SourceBatch, start: usize, length: usize) -> Result<SourceBatch, Cause> {
+    use arrow::array::AsArray;
+    use arrow::datatypes::Int64Type;
+
+    let records = batch.records.slice(start, length);
+    let offsets = records
+        .column_by_name(crate::ports::raw::OFFSET)
+        .and_then(|column| column.as_primitive_opt::<Int64Type>())
+        .ok_or_else(|| Cause::Failed("a source batch has no `_offset BIGINT` column".into()))?;
+    let range = match (offsets.values().first(), offsets.values().last()) {
+        (Some(first), Some(last)) => Range::new(Offset(*first), Offset(*last + 1)),
+        _ => Range::probe(batch.range.from),
+    };
+    Ok(SourceBatch { range, records: records.clone(), bytes: batch.bytes, end: batch.end })
+}
+
+/// What is known of records that crash whoever touches them.
+///
+/// A panic of the stage is caught by running it under guard after a few crashes at one place. A record that kills the
+/// process leaves no trace but the note written before: each further death narrows the suspects, down to one record.
+struct Suspicion {
+    note: CrashNote,
+    /// Run the stage under guard.
+    isolate: bool,
+    /// Note every batch before it is processed.
+    narrow: bool,
+    poison: Vec<Offset>,
+}
+
+impl Suspicion {
+    fn new(note: CrashNote, crashes: u32) -> Self {
+        let narrow = note.starts > crashes.saturating_mul(2);
+        let found = note.suspect.filter(|suspect| narrow && suspect.until.0 - suspect.from.0 == 1);
+        Self {
+            note,
+            isolate: note.starts > crashes,
+            narrow: narrow && found.is_none(),
+            poison: found.map(|suspect| suspect.from).into_iter().collect(),
+        }
+    }
+
+    /// Records in the next batch at most.
+    fn limit(&self, position: Offset) -> Option<usize> {
+        if !self.narrow {
+            return None;
+        }
+        let rows = match self.note.suspect {
+            Some(suspect) if position < suspect.from => (suspect.from.0 - position.0).min(FIRST_SUSPECTS),
+            Some(suspect) => ((suspect.until.0 - suspect.from.0) / NARROWING).max(1),
+            None => FIRST_SUSPECTS,
+        };
+        usize::try_from(rows).ok()
+    }
+
+    async fn trying(&self, life: &PartitionLife, range: Range) -> Result<(), Cause> {
+        if !self.narrow || range.is_empty() {
+            return Ok(());
+        }
+        let note = CrashNote { suspect: Some(range), ..self.note };
+        self.write(life, Some(&note)).await
+    }
+
+    /// Notes that what was suspected has been passed.
+    async fn passed(&mut self, life: &PartitionLife, position: Offset) -> Result<(), Cause> {
+        match self.note.suspect {
+            Some(suspect) if position >= suspect.until => self.cleared(life).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Nothing is suspected any more.
+    async fn cleared(&mut self, life: &PartitionLife) -> Result<(), Cause> {
+        if self.note.starts == 0 {
+            return Ok(());
+        }
+        (self.narrow, self.note.starts, self.note.suspect) = (false, 0, None);
+        self.write(life, None).await
+    }
+
+    async fn write(&self, life: &PartitionLife, note: Option<&CrashNote>) -> Result<(), Cause> {
+        let (store, key) = (&life.env.pipeline.store, life.partition.key);
+        Ok(life.env.patiently("writing a crash note", || store.write_crash_note(&key, note)).await?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn note(starts: u32, suspect: Option<(i64, i64)>) -> CrashNote {
+        let suspect = suspect.map(|(from, until)| Range::new(Offset(from), Offset(until)));
+        CrashNote { position: Offset(100), starts, suspect }
+    }
+
+    #[test]
+    fn suspicion_grows_with_every_death_at_one_place_until_one_record_is_left() {
+        let first = Suspicion::new(note(1, None), 3);
+        assert!(!first.isolate && !first.narrow && first.limit(Offset(100)).is_none());
+        let guarded = Suspicion::new(note(4, None), 3);
+        assert!(guarded.isolate && !guarded.narrow);
+        let narrowing = Suspicion::new(note(7, None), 3);
+        assert_eq!((narrowing.narrow, narrowing.limit(Offset(100))), (true, Some(1024)));
+        let narrower = Suspicion::new(note(8, Some((1124, 2148))), 3);
+        assert_eq!((narrower.limit(Offset(100)), narrower.limit(Offset(1124))), (Some(1024), Some(64)));
+        assert_eq!(narrower.limit(Offset(1120)), Some(4));
+        let last = Suspicion::new(note(9, Some((1200, 1203))), 3);
+        assert_eq!(last.limit(Offset(1200)), Some(1));
+        let found = Suspicion::new(note(10, Some((1201, 1202))), 3);
+        assert_eq!((found.narrow, found.poison), (false, vec![Offset(1201)]));
+    }
+}

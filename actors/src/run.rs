@@ -1,0 +1,145 @@
+//! Running a pipeline: whoever calls this awaits the supervisor itself, and starts everything anew when it dies.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use actix::Addr;
+use actix_rt::Arbiter;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use crate::board::{ActorId, Board, Life};
+use crate::child::{self, Cause};
+use crate::env::Pipeline;
+use crate::message::{CrashActor, Resume, Stop, Target};
+use crate::restart::{Crashes, Restart};
+use crate::supervisor::{Arbiters, Placement, Shared, Supervisor};
+
+/// How a pipeline ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Outcome {
+    /// It was told to stop.
+    Stopped,
+    /// Another process with a later generation owns the pipeline.
+    SteppedDown(String),
+    /// It cannot go on.
+    Failed(String),
+}
+
+#[derive(Debug, Default)]
+struct Control {
+    supervisor: Mutex<Option<Addr<Supervisor>>>,
+    stop: AtomicBool,
+    killed: AtomicBool,
+}
+
+/// What can be asked of a running pipeline, from any thread.
+#[derive(Clone)]
+pub struct Handle {
+    shared: Arc<Shared>,
+    control: Arc<Control>,
+}
+
+impl Handle {
+    /// What the actors show of themselves.
+    pub fn board(&self) -> &Arc<Board> {
+        &self.shared.board
+    }
+
+    fn supervisor(&self) -> Option<Addr<Supervisor>> {
+        self.control.supervisor.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// Asks for a last checkpoint and the end.
+    pub fn stop(&self) {
+        self.control.stop.store(true, Ordering::SeqCst);
+        if let Some(supervisor) = self.supervisor() {
+            supervisor.do_send(Stop);
+        }
+    }
+
+    /// Makes an actor panic, to show that it is survived.
+    pub fn crash(&self, target: Target) {
+        if let Some(supervisor) = self.supervisor() {
+            supervisor.do_send(CrashActor(target));
+        }
+    }
+
+    /// Ends everything at once and commits nothing, as the death of the process would. What was sent to the store or the
+    /// sink may still arrive there.
+    pub fn kill(&self) {
+        self.control.killed.store(true, Ordering::SeqCst);
+        self.shared.end_all();
+    }
+
+    /// Starts a halted partition or shard again. Answers whether it was halted.
+    pub async fn resume(&self, id: ActorId) -> bool {
+        match self.supervisor() {
+            Some(supervisor) => supervisor.send(Resume(id)).await.unwrap_or(false),
+            None => false,
+        }
+    }
+}
+
+/// Starts a pipeline on the current actix system. The future ends when the pipeline does.
+pub fn run(pipeline: Arc<Pipeline>, placement: Placement) -> (Handle, impl Future<Output = Outcome>) {
+    let shared = Arc::new(Shared {
+        pipeline,
+        board: Arc::default(),
+        arbiters: Mutex::new(Arbiters::new(&placement)),
+        incarnations: AtomicU64::new(0),
+        alive: Mutex::default(),
+    });
+    let handle = Handle { shared: Arc::clone(&shared), control: Arc::default() };
+    let running = supervise(shared, Arc::clone(&handle.control));
+    (handle, running)
+}
+
+async fn supervise(shared: Arc<Shared>, control: Arc<Control>) -> Outcome {
+    let mut crashes = Crashes::new(shared.pipeline.tuning.restart);
+    loop {
+        let since = Instant::now();
+        let (died, death) = oneshot::channel();
+        let next = Arc::clone(&shared);
+        let child = child::spawn(
+            &Arbiter::current(),
+            move |exit| Supervisor::new(next, exit),
+            |cause| {
+                // Whoever waited is gone only when the whole system is.
+                let _ = died.send(cause);
+            },
+        );
+        shared.born(ActorId::Supervisor, child.abort_handle());
+        *control.supervisor.lock().unwrap_or_else(PoisonError::into_inner) = Some(child.addr.clone());
+        if control.stop.load(Ordering::SeqCst) {
+            child.addr.do_send(Stop);
+        }
+        let cause = death.await.unwrap_or(Cause::Stopped);
+        shared.end_all();
+        shared.board.actor(ActorId::Supervisor, |status| status.life = Life::Stopped);
+        let why = match cause {
+            Cause::Stopped if control.killed.load(Ordering::SeqCst) => return Outcome::Failed("killed".into()),
+            Cause::Stopped => return Outcome::Stopped,
+            Cause::Fenced(why) => return Outcome::SteppedDown(why),
+            Cause::Halt(why) => return Outcome::Failed(why),
+            cause => cause.to_string(),
+        };
+        if control.stop.load(Ordering::SeqCst) {
+            return Outcome::Failed(format!("the supervisor died while it stopped: {why}"));
+        }
+        shared.board.event(ActorId::Supervisor, why.clone());
+        shared.board.actor(ActorId::Supervisor, |status| {
+            status.restarts += 1;
+            status.last_error = Some(why.clone());
+            status.life = Life::BackingOff;
+        });
+        match crashes.crashed(Instant::now(), since.elapsed(), 0.5) {
+            Restart::After(pause) => {
+                tracing::error!("the supervisor died ({why}); starting everything anew in {pause:?}");
+                tokio::time::sleep(pause.max(Duration::from_millis(1))).await;
+            }
+            Restart::Halt => return Outcome::Failed(format!("the supervisor crashed too often, last by {why}")),
+        }
+    }
+}

@@ -1,0 +1,211 @@
+//! Segments: immutable pieces of state, output or dead letters, as Arrow IPC streams with a checksum.
+//!
+//! A segment is checked against the checksum in its pointer before anything in it is believed.
+
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, Int32Array, Int64Array, RecordBatch, StringArray};
+use arrow::datatypes::{DataType, Field, Int32Type, Int64Type, Schema};
+use arrow::error::ArrowError;
+use arrow::ipc::reader::StreamReader;
+use arrow::ipc::writer::StreamWriter;
+use twox_hash::XxHash3_64;
+use uuid::Uuid;
+
+use crate::pointer::{SegmentKey, SegmentKind, SegmentRef};
+use crate::ports::DeadLetter;
+use crate::position::PartitionKey;
+
+/// About how large a segment gets before the next one is begun.
+pub const SEGMENT_BYTES: usize = 16 << 20;
+
+/// Why a segment cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum SegmentError {
+    /// The bytes are not those that were written.
+    #[error("segment {key:?} is corrupt: {found}")]
+    Corrupt {
+        /// Which one.
+        key: SegmentKey,
+        /// What is wrong with it.
+        found: String,
+    },
+    /// Rows that cannot be encoded.
+    #[error("rows cannot be stored as a segment: {0}")]
+    Encode(#[from] ArrowError),
+}
+
+/// A segment that is ready to be written.
+#[derive(Clone, Debug)]
+pub struct Encoded {
+    /// How a pointer lists it.
+    pub reference: SegmentRef,
+    /// Its bytes.
+    pub bytes: Vec<u8>,
+}
+
+/// The checksum of a segment's bytes.
+pub fn checksum(bytes: &[u8]) -> u64 {
+    XxHash3_64::oneshot(bytes)
+}
+
+/// Encodes rows as one or more segments of a limited size. `next` gives the key of each.
+pub fn encode(
+    rows: &RecordBatch,
+    kind: SegmentKind,
+    mut next: impl FnMut() -> SegmentKey,
+) -> Result<Vec<Encoded>, SegmentError> {
+    let pieces = rows.get_array_memory_size().div_ceil(SEGMENT_BYTES).max(1);
+    let step = rows.num_rows().div_ceil(pieces).max(1);
+    let mut segments = Vec::with_capacity(pieces);
+    for start in (0..rows.num_rows()).step_by(step) {
+        let piece = rows.slice(start, step.min(rows.num_rows() - start));
+        let mut writer = StreamWriter::try_new(Vec::new(), &piece.schema())?;
+        writer.write(&piece)?;
+        let bytes = writer.into_inner()?;
+        let reference = SegmentRef {
+            key: next(),
+            kind,
+            rows: piece.num_rows() as u64,
+            bytes: bytes.len() as u64,
+            checksum: checksum(&bytes),
+        };
+        segments.push(Encoded { reference, bytes });
+    }
+    Ok(segments)
+}
+
+/// Checks and decodes a segment.
+pub fn decode(reference: &SegmentRef, bytes: &[u8]) -> Result<Vec<RecordBatch>, SegmentError> {
+    let corrupt = |found: String| SegmentError::Corrupt { key: reference.key, found };
+    if bytes.len() as u64 != reference.bytes {
+        return Err(corrupt(format!("{} bytes instead of {}", bytes.len(), reference.bytes)));
+    }
+    let found = checksum(bytes);
+    if found != reference.checksum {
+        return Err(corrupt(format!("checksum {found:016x} instead of {:016x}", reference.checksum)));
+    }
+    StreamReader::try_new(bytes, None)
+        .and_then(|reader| reader.collect::<Result<Vec<_>, _>>())
+        .map_err(|error| corrupt(error.to_string()))
+}
+
+/// Dead letters as rows.
+pub fn dead_letter_rows(letters: &[DeadLetter]) -> Result<RecordBatch, ArrowError> {
+    let schema = Schema::new(vec![
+        Field::new("topic", DataType::Utf8, false),
+        Field::new("topic_id", DataType::Binary, false),
+        Field::new("partition", DataType::Int32, false),
+        Field::new("offset", DataType::Int64, false),
+        Field::new("timestamp", DataType::Int64, false),
+        Field::new("reason", DataType::Utf8, false),
+        Field::new("key", DataType::Binary, true),
+        Field::new("value", DataType::Binary, true),
+    ]);
+    let columns: Vec<ArrayRef> = vec![
+        Arc::new(StringArray::from_iter_values(letters.iter().map(|letter| &letter.topic))),
+        Arc::new(BinaryArray::from_iter_values(letters.iter().map(|letter| letter.partition.topic_id.as_bytes()))),
+        Arc::new(Int32Array::from_iter_values(letters.iter().map(|letter| letter.partition.partition))),
+        Arc::new(Int64Array::from_iter_values(letters.iter().map(|letter| letter.offset))),
+        Arc::new(Int64Array::from_iter_values(letters.iter().map(|letter| letter.timestamp))),
+        Arc::new(StringArray::from_iter_values(letters.iter().map(|letter| &letter.reason))),
+        Arc::new(BinaryArray::from_iter(letters.iter().map(|letter| letter.key.as_deref()))),
+        Arc::new(BinaryArray::from_iter(letters.iter().map(|letter| letter.value.as_deref()))),
+    ];
+    RecordBatch::try_new(Arc::new(schema), columns)
+}
+
+/// Dead letters from the rows of [`dead_letter_rows`]; `None` when the rows are something else.
+pub fn dead_letters(rows: &RecordBatch) -> Option<Vec<DeadLetter>> {
+    let text = |name| rows.column_by_name(name)?.as_string_opt::<i32>();
+    let bytes = |name| rows.column_by_name(name)?.as_binary_opt::<i32>();
+    let long = |name| rows.column_by_name(name)?.as_primitive_opt::<Int64Type>();
+    let partitions = rows.column_by_name("partition")?.as_primitive_opt::<Int32Type>()?;
+    let (topics, reasons) = (text("topic")?, text("reason")?);
+    let (ids, keys, values) = (bytes("topic_id")?, bytes("key")?, bytes("value")?);
+    let (offsets, timestamps) = (long("offset")?, long("timestamp")?);
+    (0..rows.num_rows())
+        .map(|row| {
+            Some(DeadLetter {
+                topic: topics.value(row).to_owned(),
+                partition: PartitionKey {
+                    topic_id: Uuid::from_slice(ids.value(row)).ok()?,
+                    partition: partitions.value(row),
+                },
+                offset: offsets.value(row),
+                timestamp: timestamps.value(row),
+                reason: reasons.value(row).to_owned(),
+                key: keys.is_valid(row).then(|| keys.value(row).to_vec()),
+                value: values.is_valid(row).then(|| values.value(row).to_vec()),
+            })
+        })
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::pointer::{Attempt, Epoch};
+
+    fn keys() -> impl FnMut() -> SegmentKey {
+        let attempt = Attempt::fresh();
+        let mut number = 0;
+        move || {
+            number += 1;
+            SegmentKey { shard: 1, epoch: Epoch(2), attempt, number: number - 1 }
+        }
+    }
+
+    fn numbers(count: i64) -> RecordBatch {
+        let column: ArrayRef = Arc::new(Int64Array::from_iter_values(0..count));
+        RecordBatch::try_from_iter([("n", column)]).unwrap()
+    }
+
+    #[test]
+    fn large_rows_become_several_segments_that_hold_the_same_rows() {
+        let rows = numbers(5_000_000);
+        let segments = encode(&rows, SegmentKind::State { table: 0 }, keys()).unwrap();
+        assert!(segments.len() > 1);
+        let mut read = Vec::new();
+        for (number, segment) in segments.iter().enumerate() {
+            assert_eq!(segment.reference.key.number as usize, number);
+            for batch in decode(&segment.reference, &segment.bytes).unwrap() {
+                read.extend(batch.column(0).as_primitive::<Int64Type>().values().iter().copied());
+            }
+        }
+        assert!(read.into_iter().eq(0..5_000_000));
+    }
+
+    #[test]
+    fn a_changed_bit_a_cut_and_an_exchanged_segment_are_noticed() {
+        let segments = encode(&numbers(100), SegmentKind::DeadLetters, keys()).unwrap();
+        let segment = &segments[0];
+        let reason = |bytes: &[u8]| decode(&segment.reference, bytes).unwrap_err().to_string();
+        for at in [0, segment.bytes.len() / 2, segment.bytes.len() - 1] {
+            let mut bytes = segment.bytes.clone();
+            bytes[at] ^= 1;
+            assert!(reason(&bytes).contains("checksum"), "byte {at}");
+        }
+        assert!(reason(&segment.bytes[..10]).contains("10 bytes instead of"));
+        assert!(reason(&[]).contains("0 bytes instead of"));
+    }
+
+    #[test]
+    fn dead_letters_come_back_as_they_were() {
+        let letter = |offset, key: Option<&[u8]>, value: Option<&[u8]>| DeadLetter {
+            topic: "orders".into(),
+            partition: PartitionKey { topic_id: Uuid::new_v4(), partition: 3 },
+            offset,
+            timestamp: -5,
+            reason: "it is broken".into(),
+            key: key.map(<[u8]>::to_vec),
+            value: value.map(<[u8]>::to_vec),
+        };
+        let letters =
+            vec![letter(1, None, Some(b"")), letter(i64::MAX, Some(b"k"), None), letter(0, Some(&[255]), None)];
+        let rows = dead_letter_rows(&letters).unwrap();
+        assert_eq!(dead_letters(&rows), Some(letters));
+        assert_eq!(dead_letters(&numbers(1)), None);
+    }
+}

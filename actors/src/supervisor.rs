@@ -1,0 +1,719 @@
+//! The supervisor: starts the other actors, notices every death, and starts again what crashed, from its stored offsets.
+//!
+//! A partition that crashed is started again alone. When a shard crashed it is claimed and loaded anew, and all partition
+//! actors start again, since only then the lanes agree with it; the other shards drop what they have already. When the
+//! committer crashed every shard is loaded again. When a budget is spent, that partition or shard halts and the rest goes
+//! on. A process whose generation is no longer the highest steps down as a whole.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use actix::{Actor, ActorContext, ActorFutureExt, Addr, AsyncContext, Context, Handler, WrapFuture};
+use actix_rt::{Arbiter, ArbiterHandle};
+use futures::future::AbortHandle;
+use futures::stream::{self, StreamExt};
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use crate::aggregation::AggregationActor;
+use crate::board::{Activity, ActorId, Board, Life};
+use crate::child::{self, Cause, Child, Exit};
+use crate::committer::OffsetCommitter;
+use crate::credit::Credits;
+use crate::env::{Env, Pipeline};
+use crate::message::{
+    Crash, CrashActor, Died, Discovered, Flush, FlushOffsets, Incarnation, Resume, StartAgain, Stop, Target,
+};
+use crate::partition::{PartitionActor, PartitionLife};
+use crate::pointer::{Generation, ShardId};
+use crate::ports::{SourceError, StoreError};
+use crate::position::{Offset, PartitionKey, SourcePartition};
+use crate::restart::{Crashes, Restart};
+
+/// Under this partition number the store keeps that all partitions of a topic's first discovery have their start.
+const FIRST_DISCOVERY: i32 = -1;
+/// Start positions that are decided at the same time.
+const DECIDING: usize = 16;
+
+/// Where actors run.
+#[derive(Clone, Debug)]
+pub enum Placement {
+    /// On this many arbiters, each with a thread of its own.
+    Threads(usize),
+    /// All on the arbiter that starts the pipeline, as a simulation with virtual time needs it.
+    Current,
+}
+
+/// The arbiters of a pipeline.
+pub(crate) struct Arbiters {
+    handles: Vec<ArbiterHandle>,
+    own: bool,
+}
+
+impl Arbiters {
+    pub(crate) fn new(placement: &Placement) -> Self {
+        match placement {
+            // One more for the committer.
+            Placement::Threads(count) => {
+                Self { handles: (0..count.max(&1) + 1).map(|_| Arbiter::new().handle()).collect(), own: true }
+            }
+            Placement::Current => Self { handles: vec![Arbiter::current()], own: false },
+        }
+    }
+
+    fn place(&self, id: ActorId) -> usize {
+        let workers = (self.handles.len() - 1).max(1);
+        match id {
+            ActorId::Supervisor | ActorId::Committer => self.handles.len() - 1,
+            ActorId::Shard(shard) => shard as usize % workers,
+            ActorId::Partition(key) => (key.topic_id.as_u128() as usize).wrapping_add(key.partition as usize) % workers,
+        }
+    }
+
+    fn of(&self, id: ActorId) -> &ArbiterHandle {
+        &self.handles[self.place(id)]
+    }
+
+    /// Gives up on an arbiter whose thread does not come back, and takes a new one in its place.
+    fn replace(&mut self, id: ActorId) {
+        if self.own {
+            let place = self.place(id);
+            self.handles[place] = Arbiter::new().handle();
+        }
+    }
+}
+
+impl Drop for Arbiters {
+    fn drop(&mut self) {
+        if self.own {
+            for handle in &self.handles {
+                handle.stop();
+            }
+        }
+    }
+}
+
+/// What outlives a supervisor: it is given to the next one.
+pub(crate) struct Shared {
+    pub(crate) pipeline: Arc<Pipeline>,
+    pub(crate) board: Arc<Board>,
+    pub(crate) arbiters: Mutex<Arbiters>,
+    pub(crate) incarnations: AtomicU64,
+    /// Every actor that was started, so that all can be ended when the supervisor died.
+    pub(crate) alive: Mutex<BTreeMap<ActorId, AbortHandle>>,
+}
+
+impl Shared {
+    fn incarnation(&self) -> Incarnation {
+        self.incarnations.fetch_add(1, Ordering::SeqCst) + 1
+    }
+
+    fn arbiter(&self, id: ActorId) -> ArbiterHandle {
+        self.arbiters.lock().unwrap_or_else(PoisonError::into_inner).of(id).clone()
+    }
+
+    pub(crate) fn born(&self, id: ActorId, abort: AbortHandle) {
+        self.alive.lock().unwrap_or_else(PoisonError::into_inner).insert(id, abort);
+    }
+
+    pub(crate) fn end_all(&self) {
+        for (_, abort) in std::mem::take(&mut *self.alive.lock().unwrap_or_else(PoisonError::into_inner)) {
+            abort.abort();
+        }
+    }
+}
+
+/// An actor as its supervisor sees it.
+struct Supervised<A: Actor> {
+    incarnation: Incarnation,
+    child: Option<Child<A>>,
+    crashes: Crashes,
+    since: Instant,
+    halted: bool,
+}
+
+impl<A: Actor> Supervised<A> {
+    fn new(shared: &Shared) -> Self {
+        Self {
+            incarnation: 0,
+            child: None,
+            crashes: Crashes::new(shared.pipeline.tuning.restart),
+            since: Instant::now(),
+            halted: false,
+        }
+    }
+
+    fn end(&mut self) {
+        if let Some(child) = self.child.take() {
+            child.abort();
+        }
+    }
+}
+
+struct Partition {
+    partition: SourcePartition,
+    start: Offset,
+    actor: Supervised<PartitionActor>,
+}
+
+pub(crate) struct Supervisor {
+    shared: Arc<Shared>,
+    exit: Exit,
+    env: Option<Arc<Env>>,
+    committer: Supervised<OffsetCommitter>,
+    shards: Vec<Supervised<AggregationActor>>,
+    partitions: BTreeMap<PartitionKey, Partition>,
+    stopping: bool,
+    random: u64,
+}
+
+impl Supervisor {
+    pub(crate) fn new(shared: Arc<Shared>, exit: Exit) -> Self {
+        let shards = (0..shared.pipeline.shards).map(|_| Supervised::new(&shared)).collect();
+        let random = shared.incarnation().wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        Self {
+            committer: Supervised::new(&shared),
+            shards,
+            partitions: BTreeMap::new(),
+            env: None,
+            stopping: false,
+            random,
+            shared,
+            exit,
+        }
+    }
+
+    fn end(&mut self, ctx: &mut Context<Self>, cause: Cause) {
+        self.exit.leave(cause);
+        self.shared.end_all();
+        ctx.terminate();
+    }
+
+    /// A number in `[0, 1)`, for jitter (xorshift).
+    fn jitter(&mut self) -> f64 {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        (self.random >> 11) as f64 / (1u64 << 53) as f64
+    }
+
+    fn monitor(ctx: &Context<Self>, id: ActorId, incarnation: Incarnation) -> impl FnOnce(Cause) + Send + 'static {
+        let supervisor = ctx.address();
+        move |cause| supervisor.do_send(Died { id, incarnation, cause })
+    }
+
+    fn begin(&mut self, ctx: &mut Context<Self>, generation: Generation) {
+        let tuning = self.shared.pipeline.tuning;
+        self.shared.board.generation(generation);
+        self.shared.board.actor(ActorId::Supervisor, |status| status.life = Life::Running);
+        self.env = Some(Arc::new(Env {
+            pipeline: Arc::clone(&self.shared.pipeline),
+            board: Arc::clone(&self.shared.board),
+            credits: Credits::new(tuning.rows_in_flight, tuning.bytes_in_flight),
+            generation,
+            topics: Mutex::default(),
+            partitions: AtomicU64::new(0),
+        }));
+        tracing::info!(pipeline = %self.shared.pipeline.name, %generation, shards = self.shards.len(), "starting");
+        self.start_committer(ctx);
+        for shard in 0..self.shared.pipeline.shards {
+            self.start_shard(ctx, shard);
+        }
+        ctx.run_interval((tuning.stall / 8).max(Duration::from_millis(10)), Self::watch);
+    }
+
+    fn start_committer(&mut self, ctx: &mut Context<Self>) {
+        let Some(env) = self.env.clone() else { return };
+        let (id, incarnation) = (ActorId::Committer, self.shared.incarnation());
+        let died = Self::monitor(ctx, id, incarnation);
+        let child = child::spawn(&self.shared.arbiter(id), move |_| OffsetCommitter::new(env), died);
+        self.shared.born(id, child.abort_handle());
+        self.show_started(id, incarnation, Life::Running);
+        let committer = &mut self.committer;
+        (committer.incarnation, committer.since, committer.child) = (incarnation, Instant::now(), Some(child));
+    }
+
+    fn start_shard(&mut self, ctx: &mut Context<Self>, shard: ShardId) {
+        let (Some(env), Some(committer)) = (self.env.clone(), &self.committer.child) else { return };
+        let committer = committer.addr.clone();
+        let (id, incarnation) = (ActorId::Shard(shard), self.shared.incarnation());
+        let died = Self::monitor(ctx, id, incarnation);
+        let make = move |exit| AggregationActor::new(env, shard, incarnation, committer, exit);
+        let child = child::spawn(&self.shared.arbiter(id), make, died);
+        self.shared.born(id, child.abort_handle());
+        self.show_started(id, incarnation, Life::Starting);
+        let actor = &mut self.shards[shard as usize];
+        actor.end();
+        (actor.incarnation, actor.since, actor.child, actor.halted) = (incarnation, Instant::now(), Some(child), false);
+    }
+
+    fn start_partition(&mut self, ctx: &mut Context<Self>, key: PartitionKey) {
+        let Some(env) = self.env.clone() else { return };
+        // A shard that is backing off has no address: the partitions start again when it does.
+        if self.shards.iter().any(|shard| shard.child.is_none() && !shard.halted) {
+            return;
+        }
+        let lanes: Vec<Option<Addr<AggregationActor>>> = self
+            .shards
+            .iter()
+            .map(|shard| shard.child.as_ref().filter(|_| !shard.halted).map(|child| child.addr.clone()))
+            .collect();
+        let Some(known) = self.partitions.get_mut(&key).filter(|known| !known.actor.halted) else { return };
+        known.actor.end();
+        if lanes.iter().all(Option::is_none) {
+            return;
+        }
+        let (id, incarnation) = (ActorId::Partition(key), self.shared.incarnation());
+        let died = Self::monitor(ctx, id, incarnation);
+        let life = PartitionLife { env, partition: known.partition.clone(), incarnation, start: known.start, lanes };
+        let child = child::spawn(&self.shared.arbiter(id), move |exit| PartitionActor::new(life, exit), died);
+        self.shared.born(id, child.abort_handle());
+        let actor = &mut known.actor;
+        (actor.incarnation, actor.since, actor.child) = (incarnation, Instant::now(), Some(child));
+        self.show_started(id, incarnation, Life::Starting);
+    }
+
+    /// Starts every partition actor again, so that all ask the shards where they stand.
+    fn start_partitions(&mut self, ctx: &mut Context<Self>) {
+        for key in self.partitions.keys().copied().collect::<Vec<_>>() {
+            self.start_partition(ctx, key);
+        }
+    }
+
+    fn end_partitions(&mut self) {
+        for known in self.partitions.values_mut() {
+            known.actor.end();
+        }
+    }
+
+    fn show_started(&self, id: ActorId, incarnation: Incarnation, life: Life) {
+        self.shared.board.actor(id, |status| (status.incarnation, status.life) = (incarnation, life));
+    }
+
+    fn halt(&mut self, ctx: &mut Context<Self>, id: ActorId, why: &str) {
+        let advice = match id {
+            ActorId::Shard(_) => {
+                "its lanes are off and its positions stand still; mend the cause, then resume it or restart the process \
+                 before Kafka deletes what it has not read"
+            }
+            _ => {
+                "it is no longer read; mend the cause, then resume it or restart the process before Kafka deletes what it \
+                 has not read"
+            }
+        };
+        tracing::error!(actor = %id, "halted: {why}; {advice}");
+        self.shared.board.event(id, format!("halted: {why}"));
+        self.shared.board.actor(id, |status| status.life = Life::Halted);
+        match id {
+            ActorId::Shard(shard) => {
+                let actor = &mut self.shards[shard as usize];
+                actor.end();
+                actor.halted = true;
+                self.start_partitions(ctx);
+            }
+            ActorId::Partition(key) => {
+                if let Some(known) = self.partitions.get_mut(&key) {
+                    known.actor.end();
+                    known.actor.halted = true;
+                }
+            }
+            ActorId::Committer | ActorId::Supervisor => {}
+        }
+    }
+
+    /// Looks for actors that do not get on.
+    fn watch(&mut self, ctx: &mut Context<Self>) {
+        let stall = self.shared.pipeline.tuning.stall;
+        let snapshot = self.shared.board.snapshot();
+        let stalled_shards = snapshot.shards.iter().filter(|(_, status)| {
+            status.actor.life == Life::Running && status.busy.is_some_and(|since| since.elapsed() > stall)
+        });
+        let mut stalled: Vec<(ActorId, String)> = stalled_shards
+            .map(|(shard, _)| (ActorId::Shard(*shard), format!("it handles one message for more than {stall:?}")))
+            .collect();
+        for (key, status) in &snapshot.partitions {
+            let behind = status.end.is_some_and(|end| end > status.position);
+            let standing = status.progress.elapsed() > stall && status.activity_since.elapsed() > stall;
+            let what = match status.activity {
+                _ if status.actor.life != Life::Running || !standing && status.activity != Activity::Reading => {
+                    continue;
+                }
+                Activity::Processing => format!("it processes one batch for more than {stall:?}"),
+                Activity::Reading if behind && status.progress.elapsed() > stall => {
+                    format!("it got no record for more than {stall:?} although it is behind the end of the log")
+                }
+                _ => continue,
+            };
+            stalled.push((ActorId::Partition(*key), what));
+        }
+        for (id, what) in stalled {
+            let incarnation = match id {
+                ActorId::Shard(shard) => self.shards[shard as usize].incarnation,
+                ActorId::Partition(key) => self.partitions.get(&key).map_or(0, |known| known.actor.incarnation),
+                _ => continue,
+            };
+            if matches!(id, ActorId::Shard(_)) || what.contains("processes") {
+                self.shared.arbiters.lock().unwrap_or_else(PoisonError::into_inner).replace(id);
+            }
+            match id {
+                ActorId::Shard(shard) => self.shards[shard as usize].end(),
+                ActorId::Partition(key) => {
+                    if let Some(known) = self.partitions.get_mut(&key) {
+                        known.actor.end();
+                    }
+                }
+                _ => {}
+            }
+            self.shared.board.shard_idle(id);
+            ctx.notify(Died { id, incarnation, cause: Cause::Stalled(what) });
+        }
+    }
+
+    fn crashed(&mut self, ctx: &mut Context<Self>, id: ActorId, incarnation: Incarnation, cause: &Cause) {
+        let jitter = self.jitter();
+        let now = Instant::now();
+        let (decision, restarts_all) = match id {
+            ActorId::Committer => {
+                let actor = &mut self.committer;
+                actor.child = None;
+                (actor.crashes.crashed(now, actor.since.elapsed(), jitter), true)
+            }
+            ActorId::Shard(shard) => {
+                let actor = &mut self.shards[shard as usize];
+                actor.child = None;
+                (actor.crashes.crashed(now, actor.since.elapsed(), jitter), true)
+            }
+            ActorId::Partition(key) => {
+                let Some(known) = self.partitions.get_mut(&key) else { return };
+                known.actor.child = None;
+                (known.actor.crashes.crashed(now, known.actor.since.elapsed(), jitter), false)
+            }
+            ActorId::Supervisor => return,
+        };
+        self.shared.board.actor(id, |status| {
+            status.restarts += 1;
+            status.last_error = Some(cause.to_string());
+            status.life = Life::BackingOff;
+        });
+        self.shared.board.event(id, cause.to_string());
+        match decision {
+            Restart::After(pause) => {
+                tracing::warn!(actor = %id, "{cause}; starting again in {pause:?}");
+                if restarts_all {
+                    self.end_partitions();
+                }
+                if id == ActorId::Committer {
+                    self.shards.iter_mut().for_each(Supervised::end);
+                }
+                let again = StartAgain { id, incarnation };
+                if pause.is_zero() {
+                    ctx.notify(again);
+                } else {
+                    ctx.notify_later(again, pause);
+                }
+            }
+            // Without a committer nothing can go on: the process ends, and whoever runs it decides.
+            Restart::Halt if id == ActorId::Committer => {
+                self.end(ctx, Cause::Halt(format!("the offset committer crashed too often, last by {cause}")));
+            }
+            Restart::Halt => self.halt(ctx, id, &format!("it crashed too often, last by {cause}")),
+        }
+    }
+}
+
+impl Actor for Supervisor {
+    type Context = Context<Self>;
+
+    fn started(&mut self, ctx: &mut Self::Context) {
+        let incarnation = self.shared.incarnation();
+        self.show_started(ActorId::Supervisor, incarnation, Life::Starting);
+        let shared = Arc::clone(&self.shared);
+        let generation = async move { next_generation(&shared).await };
+        ctx.spawn(generation.into_actor(self).map(|generation, actor, ctx| match generation {
+            Ok(generation) => {
+                actor.begin(ctx, generation);
+                let discovering = discover(Arc::clone(&actor.shared), ctx.address());
+                ctx.spawn(discovering.into_actor(actor).map(|cause, actor, ctx| actor.end(ctx, cause)));
+            }
+            Err(error) => actor.end(ctx, Cause::Halt(format!("the store refuses a new generation: {error}"))),
+        }));
+    }
+}
+
+async fn next_generation(shared: &Shared) -> Result<Generation, StoreError> {
+    let mut pause = Duration::from_millis(50);
+    loop {
+        match shared.pipeline.store.next_generation().await {
+            Err(StoreError::Unavailable(error)) => {
+                tracing::warn!("the store does not answer: {error}; trying again in {pause:?}");
+                tokio::time::sleep(pause).await;
+                pause = (pause * 2).min(Duration::from_secs(5));
+            }
+            answer => return answer,
+        }
+    }
+}
+
+/// Looks for partitions again and again, and decides where each starts. Ends only when the first look already fails for
+/// good.
+async fn discover(shared: Arc<Shared>, supervisor: Addr<Supervisor>) -> Cause {
+    let mut found = false;
+    loop {
+        match shared.pipeline.source.partitions().await {
+            Ok(partitions) => {
+                let decided = decide_starts(&shared, partitions).await;
+                match decided {
+                    Ok(decided) => {
+                        found = true;
+                        supervisor.do_send(Discovered(decided));
+                    }
+                    Err(error) if !found => return Cause::Halt(error),
+                    Err(error) => tracing::error!("new partitions cannot be started: {error}"),
+                }
+            }
+            Err(SourceError::Halt(error) | SourceError::Failed(error)) if !found => return Cause::Halt(error),
+            Err(error) => tracing::warn!("partitions cannot be listed: {error}"),
+        }
+        tokio::time::sleep(shared.pipeline.tuning.discovery_interval).await;
+    }
+}
+
+/// Decides once where each partition starts, and stores it before its first record is read. Partitions that appear after
+/// a topic's first discovery start at their beginning.
+async fn decide_starts(
+    shared: &Shared,
+    partitions: Vec<SourcePartition>,
+) -> Result<Vec<(SourcePartition, Result<Offset, String>)>, String> {
+    let store = &shared.pipeline.store;
+    let failed = |error: StoreError| error.to_string();
+    let known = store.known_partitions().await.map_err(failed)?;
+    let known_topic = |partition: &SourcePartition| {
+        let mut ids = known.iter().filter(|(topic, _)| **topic == *partition.topic).map(|(_, key)| key.topic_id);
+        ids.find(|id| *id != partition.key.topic_id)
+    };
+    let first_of = |topic_id: Uuid| PartitionKey { topic_id, partition: FIRST_DISCOVERY };
+    let discovered: BTreeSet<Uuid> =
+        known.iter().filter(|(_, key)| *key == first_of(key.topic_id)).map(|(_, key)| key.topic_id).collect();
+    let decided: Vec<_> = stream::iter(partitions.iter())
+        .map(|partition| {
+            let discovered = &discovered;
+            async move {
+                if let Some(old) = known_topic(partition) {
+                    let new = partition.key.topic_id;
+                    return Ok((
+                        partition.clone(),
+                        Err(format!(
+                            "topic {} was deleted and created again: its id is {new}, but the stored offsets and state are \
+                             of {old}; run it under another pipeline name, or remove the stored pipeline, to start anew",
+                            partition.topic
+                        )),
+                    ));
+                }
+                if let Some(start) = store.start_offset(&partition.key).await.map_err(failed)? {
+                    return Ok((partition.clone(), Ok(start)));
+                }
+                let later = discovered.contains(&partition.key.topic_id);
+                let start = shared.pipeline.source.start_offset(partition, later).await;
+                let start = start.map_err(|error| error.to_string())?;
+                let start = store.define_start(partition, start).await.map_err(failed)?;
+                Ok((partition.clone(), Ok(start)))
+            }
+        })
+        .buffered(DECIDING)
+        .collect::<Vec<Result<_, String>>>()
+        .await
+        .into_iter()
+        .collect::<Result<_, _>>()?;
+    let topics: BTreeMap<Uuid, &SourcePartition> = decided
+        .iter()
+        .filter(|(_, start): &&(SourcePartition, Result<Offset, String>)| start.is_ok())
+        .map(|(partition, _)| (partition.key.topic_id, partition))
+        .collect();
+    for (topic_id, partition) in topics {
+        if !discovered.contains(&topic_id) {
+            let marker = SourcePartition { key: first_of(topic_id), ..partition.clone() };
+            store.define_start(&marker, Offset(0)).await.map_err(failed)?;
+        }
+    }
+    Ok(decided)
+}
+
+impl Handler<Discovered> for Supervisor {
+    type Result = ();
+
+    fn handle(&mut self, Discovered(partitions): Discovered, ctx: &mut Self::Context) {
+        let Some(env) = self.env.clone() else { return };
+        for (partition, start) in partitions {
+            let key = partition.key;
+            if self.stopping || self.partitions.contains_key(&key) {
+                continue;
+            }
+            self.shared.board.add_partition(&partition);
+            env.topics.lock().unwrap_or_else(PoisonError::into_inner).insert(key.topic_id, partition.topic.clone());
+            env.partitions.fetch_add(1, Ordering::Relaxed);
+            let offset = start.as_ref().ok().copied().unwrap_or_default();
+            let actor = Supervised::new(&self.shared);
+            self.partitions.insert(key, Partition { partition, start: offset, actor });
+            match start {
+                Ok(_) => self.start_partition(ctx, key),
+                Err(why) => self.halt(ctx, ActorId::Partition(key), &why),
+            }
+        }
+    }
+}
+
+impl Handler<Died> for Supervisor {
+    type Result = ();
+
+    fn handle(&mut self, Died { id, incarnation, cause }: Died, ctx: &mut Self::Context) {
+        let current = match id {
+            ActorId::Committer => self.committer.incarnation == incarnation,
+            ActorId::Shard(shard) => self.shards[shard as usize].incarnation == incarnation,
+            ActorId::Partition(key) => {
+                self.partitions.get(&key).is_some_and(|known| known.actor.incarnation == incarnation)
+            }
+            ActorId::Supervisor => false,
+        };
+        // The end of a life that was replaced, or that was meant to end, is no news.
+        if !current || self.stopping && !matches!(cause, Cause::Fenced(_)) || cause == Cause::Stopped {
+            return;
+        }
+        match cause {
+            Cause::Fenced(why) => {
+                tracing::error!("stepping down: {why}");
+                self.shared.board.event(ActorId::Supervisor, format!("stepping down: {why}"));
+                self.end(ctx, Cause::Fenced(why));
+            }
+            Cause::Halt(why) => {
+                self.shared.board.actor(id, |status| status.last_error = Some(why.clone()));
+                self.halt(ctx, id, &why);
+            }
+            cause => self.crashed(ctx, id, incarnation, &cause),
+        }
+    }
+}
+
+impl Handler<StartAgain> for Supervisor {
+    type Result = ();
+
+    fn handle(&mut self, StartAgain { id, incarnation }: StartAgain, ctx: &mut Self::Context) {
+        if self.stopping {
+            return;
+        }
+        match id {
+            ActorId::Committer if self.committer.incarnation == incarnation => {
+                self.start_committer(ctx);
+                for shard in 0..self.shared.pipeline.shards {
+                    if !self.shards[shard as usize].halted {
+                        self.start_shard(ctx, shard);
+                    }
+                }
+                self.start_partitions(ctx);
+            }
+            ActorId::Shard(shard) => {
+                let actor = &self.shards[shard as usize];
+                if actor.incarnation == incarnation && actor.child.is_none() {
+                    self.start_shard(ctx, shard);
+                    self.start_partitions(ctx);
+                }
+            }
+            ActorId::Partition(key) => {
+                let again = self.partitions.get(&key);
+                if again.is_some_and(|known| known.actor.incarnation == incarnation && known.actor.child.is_none()) {
+                    self.start_partition(ctx, key);
+                }
+            }
+            _ => {}
+        }
+    }
+}
+
+impl Handler<Resume> for Supervisor {
+    type Result = bool;
+
+    fn handle(&mut self, Resume(id): Resume, ctx: &mut Self::Context) -> bool {
+        match id {
+            ActorId::Shard(shard) => match self.shards.get_mut(shard as usize) {
+                Some(actor) if actor.halted => {
+                    actor.crashes.reset();
+                    self.start_shard(ctx, shard);
+                    self.start_partitions(ctx);
+                    true
+                }
+                _ => false,
+            },
+            ActorId::Partition(key) => match self.partitions.get_mut(&key) {
+                Some(known) if known.actor.halted => {
+                    known.actor.crashes.reset();
+                    known.actor.halted = false;
+                    self.start_partition(ctx, key);
+                    true
+                }
+                _ => false,
+            },
+            ActorId::Committer | ActorId::Supervisor => false,
+        }
+    }
+}
+
+impl Handler<Stop> for Supervisor {
+    type Result = ();
+
+    fn handle(&mut self, _: Stop, ctx: &mut Self::Context) {
+        if std::mem::replace(&mut self.stopping, true) {
+            return;
+        }
+        tracing::info!("stopping: taking a last checkpoint");
+        self.end_partitions();
+        let shards = self.shards.iter().filter_map(|shard| shard.child.as_ref()).map(|child| child.addr.clone());
+        let flushes: Vec<_> = shards.map(|shard| async move { shard.send(Flush).await.unwrap_or(false) }).collect();
+        let committer = self.committer.child.as_ref().map(|child| child.addr.clone());
+        let last = async move {
+            let flushed = futures::future::join_all(flushes).await;
+            if let Some(committer) = committer {
+                // A committer that died meanwhile leaves the offsets to the next start.
+                let _ = committer.send(FlushOffsets).await;
+            }
+            flushed.into_iter().all(|flushed| flushed)
+        };
+        ctx.spawn(last.into_actor(self).map(|flushed, actor, ctx| {
+            if flushed {
+                tracing::info!("stopped: everything that was read is committed");
+            } else {
+                tracing::warn!(
+                    "stopped without a last checkpoint of every shard; the next start reads from the one before"
+                );
+            }
+            actor.end(ctx, Cause::Stopped);
+        }));
+    }
+}
+
+impl Handler<CrashActor> for Supervisor {
+    type Result = ();
+
+    fn handle(&mut self, CrashActor(target): CrashActor, _: &mut Self::Context) {
+        match target {
+            Target::Supervisor => panic!("the supervisor was told to panic"),
+            Target::Committer => {
+                if let Some(child) = &self.committer.child {
+                    child.addr.do_send(Crash);
+                }
+            }
+            Target::Shard(number) => {
+                let number = number as usize % self.shards.len();
+                if let Some(child) = &self.shards[number].child {
+                    child.addr.do_send(Crash);
+                }
+            }
+            Target::Partition(number) => {
+                let place = number as usize % self.partitions.len().max(1);
+                if let Some(child) = self.partitions.values().nth(place).and_then(|known| known.actor.child.as_ref()) {
+                    child.addr.do_send(Crash);
+                }
+            }
+        }
+    }
+}
