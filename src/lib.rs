@@ -9,4 +9,5 @@ pub mod catalog;
 pub mod kafka;
 pub mod settings;
 pub mod sinks;
+pub mod sql;
 pub mod stores;
