@@ -21,6 +21,7 @@ seed_provider:
       - seeds: "127.0.0.1:$second_port"
 listen_address: 127.0.0.1
 rpc_address: 127.0.0.1
+start_native_transport: true
 native_transport_port: $port
 storage_port: $second_port
 
@@ -43,6 +44,7 @@ YAML
     } >"$dir/cassandra.yaml"
 }
 
+# Without "foreground" Cassandra closes its standard output, which is the log, just before it says that it listens.
 cassandra_command() {
     local heap options
     read -ra heap <<<"${CASSANDRA_HEAP_OPTS:--Xms512m -Xmx1g}"
@@ -50,11 +52,11 @@ cassandra_command() {
     command=("$(java17)" "-Dstrandline.instance=$dir" "${heap[@]}" "${options[@]}" -Djava.net.preferIPv4Stack=true
         "-javaagent:$(jars cassandra)/jamm-0.4.0.jar" "-Dlogback.configurationFile=$here/lib/cassandra-logback.xml"
         "-Dcassandra.config=file://$dir/cassandra.yaml" "-Dcassandra.storagedir=$dir/data" "-Dcassandra.logdir=$dir"
-        -Dcassandra.skip_wait_for_gossip_to_settle=0 -Dcassandra.ring_delay_ms=0 -Dcassandra.initial_token=0
+        -Dcassandra-foreground=yes -Dcassandra.skip_wait_for_gossip_to_settle=0 -Dcassandra.ring_delay_ms=0 -Dcassandra.initial_token=0
         -cp "$(jars cassandra)/*" org.apache.cassandra.service.CassandraDaemon)
 }
 
-cassandra_started_line='Starting listening for CQL clients'
-
 # An OPTIONS frame of protocol version 4 must be answered by a frame whose opcode is SUPPORTED.
-cassandra_answers() { [[ $(ask "$port" '\4\0\0\0\5\0\0\0\0' 5) == 84*06 ]]; }
+cassandra_answers() {
+    has_said 'Starting listening for CQL clients' && [[ $(ask "$port" '\4\0\0\0\5\0\0\0\0' 5) == 84*06 ]]
+}

@@ -79,13 +79,80 @@ start_instance() {
     await_answer || { signal_instance KILL 2>/dev/null || true; exit 1; }
 }
 
-# Waits until the server says that it has started and answers a request.
+# Waits until the server has said that it started, and answers a request.
 await_answer() {
     local begin=$SECONDS
-    until grep -q "$started_line" "$dir/server.log" 2>/dev/null && "${kind}_answers"; do
-        running_pid >/dev/null || give_up "$kind ended while it started"
-        ((SECONDS - begin < start_timeout)) || give_up "$kind did not answer on 127.0.0.1:$port within $start_timeout s"
+    until "${kind}_answers"; do
+        if ! running_pid >/dev/null; then
+            explain_failure "$kind ended before it answered"
+            return 1
+        fi
+        if ((SECONDS - begin >= start_timeout)); then
+            explain_failure "$kind did not answer on 127.0.0.1:$port within $start_timeout s"
+            return 1
+        fi
         sleep 0.2
     done
     say "$kind: answers on 127.0.0.1:$port after $((SECONDS - begin)) s"
+}
+
+explain_failure() {
+    if [[ -e $dir/server.log ]]; then tail -n 20 "$dir/server.log" >&2; fi
+    say "error: $1; its log is $dir/server.log"
+}
+
+has_said() { grep -q "$1" "$dir/server.log" 2>/dev/null; }
+
+# stop_instance SIGNAL: ends the server and waits until it is gone. A server that TERM does not end in time is killed.
+stop_instance() {
+    local signal=$1 pid begin=$SECONDS
+    lock_instance
+    if ! pid=$(running_pid); then
+        say "$kind: does not run in $dir"
+        return
+    fi
+    kill -s "$signal" "$pid"
+    kill -s CONT "$pid"
+    until is_gone "$pid"; do
+        if [[ $signal != KILL ]] && ((SECONDS - begin >= stop_timeout)); then
+            say "$kind: did not end within $stop_timeout s and is killed"
+            signal=KILL
+            kill -s KILL "$pid"
+        fi
+        sleep 0.05
+    done
+    rm -f "$dir/pid"
+    say "$kind: ended"
+}
+
+signal_instance() {
+    local pid
+    pid=$(running_pid) || fail "$kind does not run in $dir"
+    kill -s "$1" "$pid"
+}
+
+# One line about the instance; fails while it does not run.
+show_instance() {
+    local pid
+    if ! pid=$(running_pid); then
+        echo "$kind: stopped ($dir)"
+        return 1
+    elif has_state "$pid" T; then
+        echo "$kind: paused, process $pid, 127.0.0.1:$port ($dir)"
+    elif "${kind}_answers"; then
+        echo "$kind: answers, process $pid, 127.0.0.1:$port ($dir)"
+    else
+        echo "$kind: runs but does not answer, process $pid, 127.0.0.1:$port ($dir)"
+    fi
+}
+
+is_open() { timeout 2 bash -c 'exec 3<>"/dev/tcp/127.0.0.1/$1"' - "$1" 2>/dev/null; }
+
+must_be_free() { ! is_open "$1" || fail "$kind cannot start: something else listens on 127.0.0.1:$1"; }
+
+# ask PORT REQUEST N: sends the bytes that printf makes of REQUEST and prints the first N of the answer in hexadecimal.
+ask() {
+    # shellcheck disable=SC2016
+    timeout 2 bash -c 'exec 3<>"/dev/tcp/127.0.0.1/$1"; printf "$2" >&3; head -c "$3" <&3 | od -An -v -tx1 | tr -d " \n"' \
+        - "$@" 2>/dev/null || true
 }

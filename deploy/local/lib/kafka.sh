@@ -4,7 +4,7 @@ kafka_version=4.1.1
 kafka_port=9092
 
 kafka_pom() {
-    pom org.apache.kafka:kafka_2.13:$kafka_version org.apache.kafka:kafka-tools:$kafka_version
+    pom org.apache.kafka:{kafka_2.13,kafka-tools}:$kafka_version org.apache.logging.log4j:log4j-slf4j-impl:2.24.3
 }
 
 # Properties as Kafka reads them; of a key that is there twice it takes the last, so --set comes last.
@@ -55,11 +55,10 @@ kafka_command() {
         "-Dlog4j2.configurationFile=$here/lib/kafka-log4j2.xml" -cp "$(jars kafka)/*" kafka.Kafka "$dir/server.properties")
 }
 
-kafka_started_line='Kafka Server started'
-
 # An ApiVersions request of version 0 must be answered under its own number. A TLS port can only be seen to be open.
 kafka_answers() {
-    if grep -q '^listeners=S*A*S*L*_*SSL:' "$dir/server.properties"; then
+    has_said 'Kafka Server started' || return 1
+    if grep '^listeners=' "$dir/server.properties" | tail -n 1 | grep -qE '=(SASL_)?SSL:'; then
         is_open "$port"
     else
         [[ $(ask "$port" '\0\0\0\12\0\22\0\0\0\0\0\7\377\377' 8) == *'00000007' ]]
