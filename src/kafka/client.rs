@@ -198,10 +198,13 @@ impl Properties {
                 nearest: nearest(&name, raw::property_names()),
                 name,
             },
-            Refused::Invalid { name, text } => {
-                KafkaError::InvalidProperty { place: place(&name), name, reason: text }
+            Refused::Invalid { name, text } => KafkaError::InvalidProperty { place: place(&name), name, reason: text },
+            Refused::Client { text } => {
+                // librdkafka names the property whose file it cannot use, but not the file.
+                let files = self.map.iter().filter(|(name, _)| name.ends_with(".location") && text.contains(*name));
+                let files: String = files.map(|(name, file)| format!(" ({name} is {file})")).collect();
+                KafkaError::Client { servers: self.servers().into(), reason: text + &files }
             }
-            Refused::Client { text } => KafkaError::Client { servers: self.servers().into(), reason: text },
         }
     }
 }
@@ -216,11 +219,12 @@ fn canonical(name: &str) -> &str {
 }
 
 fn refuse_reserved(place: &str, name: &str, value: &str) -> Result<(), KafkaError> {
-    let refused = |why| {
-        Err(KafkaError::ReservedProperty { place: place.into(), name: name.into(), value: value.into(), why })
-    };
+    let refused =
+        |why| Err(KafkaError::ReservedProperty { place: place.into(), name: name.into(), value: value.into(), why });
     if GROUP.contains(&name) {
-        return refused("the source reads its partitions as no member of a consumer group, so there is no group to name");
+        return refused(
+            "the source reads its partitions as no member of a consumer group, so there is no group to name",
+        );
     }
     match RESERVED.iter().find(|(reserved, ..)| *reserved == name) {
         Some((_, only, why)) if !value.trim().eq_ignore_ascii_case(only) => refused(why),
@@ -366,7 +370,8 @@ mod tests {
 
     #[test]
     fn the_log_shows_what_the_user_asked_for() {
-        let level = |properties: &[(&str, &str)]| Properties::new(&settings(properties), &table(&[])).unwrap().log_level();
+        let level =
+            |properties: &[(&str, &str)]| Properties::new(&settings(properties), &table(&[])).unwrap().log_level();
         assert_eq!(level(&[]), 6);
         assert_eq!(level(&[("log_level", "3")]), 3);
         assert_eq!(level(&[("debug", "fetch")]), 7);

@@ -264,7 +264,10 @@ impl Cluster {
         } else {
             ""
         };
-        format!("topic `{topic}` of table `{name}` cannot be read from Kafka at {}: {fault}{advice}", self.servers(table))
+        format!(
+            "topic `{topic}` of table `{name}` cannot be read from Kafka at {}: {fault}{advice}",
+            self.servers(table)
+        )
     }
 
     /// Asks for the log's first offset and for its end, waiting for as long as nobody answers.
@@ -279,8 +282,7 @@ impl Cluster {
     /// The same, asked once; `None` when nobody answers.
     pub(super) async fn watermarks(&self, table: usize, partition: &SourcePartition) -> Option<(i64, i64)> {
         let (topic, number) = (Arc::clone(&partition.topic), partition.key.partition);
-        let answer =
-            self.ask_once(table, move |client| client.query_watermarks(&topic, number, ASK_TIMEOUT)).await;
+        let answer = self.ask_once(table, move |client| client.query_watermarks(&topic, number, ASK_TIMEOUT)).await;
         answer.inspect_err(|fault| tracing::debug!(%partition, "the log's offsets are not known: {fault}")).ok()
     }
 

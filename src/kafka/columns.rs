@@ -109,10 +109,9 @@ pub(super) struct Columns {
 impl Columns {
     /// Empty columns, with room for about so much.
     pub(super) fn with_capacity(schema: &SchemaRef, parts: Parts, rows: usize, bytes: usize) -> Self {
-        let header = || StructBuilder::new(
-            header_fields(),
-            vec![Box::new(StringBuilder::new()), Box::new(BinaryBuilder::new())],
-        );
+        let header = || {
+            StructBuilder::new(header_fields(), vec![Box::new(StringBuilder::new()), Box::new(BinaryBuilder::new())])
+        };
         Self {
             schema: Arc::clone(schema),
             offsets: Vec::with_capacity(rows),

@@ -171,7 +171,8 @@ mod tests {
         let id = Uuid::new_v4();
         let other = Uuid::new_v4();
         let none = topic_id::kafka_form(Uuid::nil());
-        let line = |topic: &str, from: &str, to: &str| format!("[thrd:main]: Topic {topic} changed id from {from} to {to}");
+        let line =
+            |topic: &str, from: &str, to: &str| format!("[thrd:main]: Topic {topic} changed id from {from} to {to}");
 
         events.log(7, "METADATA", &line("orders", &none, &topic_id::kafka_form(id)));
         assert_eq!(events.topic_id("orders"), Some(id));

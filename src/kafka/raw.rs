@@ -159,13 +159,8 @@ impl Client {
                     rd::rd_kafka_conf_destroy(conf);
                     return Err(Refused::Invalid { name: name.clone(), text: "contains a zero byte".into() });
                 };
-                let answer = rd::rd_kafka_conf_set(
-                    conf,
-                    c_name.as_ptr(),
-                    c_value.as_ptr(),
-                    reason.as_mut_ptr(),
-                    reason.len(),
-                );
+                let answer =
+                    rd::rd_kafka_conf_set(conf, c_name.as_ptr(), c_value.as_ptr(), reason.as_mut_ptr(), reason.len());
                 if answer != rd::rd_kafka_conf_res_t::RD_KAFKA_CONF_OK {
                     rd::rd_kafka_conf_destroy(conf);
                     let name = name.clone();
@@ -179,12 +174,7 @@ impl Client {
             rd::rd_kafka_conf_set_opaque(conf, listener.as_ptr().cast());
             rd::rd_kafka_conf_set_log_cb(conf, Some(on_log));
             rd::rd_kafka_conf_set_error_cb(conf, Some(on_error));
-            let rk = rd::rd_kafka_new(
-                rd::rd_kafka_type_t::RD_KAFKA_CONSUMER,
-                conf,
-                reason.as_mut_ptr(),
-                reason.len(),
-            );
+            let rk = rd::rd_kafka_new(rd::rd_kafka_type_t::RD_KAFKA_CONSUMER, conf, reason.as_mut_ptr(), reason.len());
             match NonNull::new(rk) {
                 Some(rk) => Ok(Self { rk, listener }),
                 None => {
@@ -232,11 +222,8 @@ impl Client {
             for i in 0..count {
                 let topic = *topics.add(i);
                 let error = rd::rd_kafka_TopicDescription_error(topic);
-                let code = if error.is_null() {
-                    Resp::RD_KAFKA_RESP_ERR_NO_ERROR
-                } else {
-                    rd::rd_kafka_error_code(error)
-                };
+                let code =
+                    if error.is_null() { Resp::RD_KAFKA_RESP_ERR_NO_ERROR } else { rd::rd_kafka_error_code(error) };
                 let fault = (code != Resp::RD_KAFKA_RESP_ERR_NO_ERROR)
                     .then(|| Fault { code: Code(code as i32), text: text(rd::rd_kafka_error_string(error)) });
                 let mut partition_count = 0;
@@ -440,9 +427,8 @@ impl Topic {
     /// Starts to fetch a partition into a queue. The queue gets nothing from before.
     pub(super) fn start(&self, partition: i32, offset: i64, queue: &Queue) -> Result<(), Fault> {
         // SAFETY: live handles of the same client.
-        let answer = unsafe {
-            rd::rd_kafka_consume_start_queue(self.topic.as_ptr(), partition, offset, queue.queue.as_ptr())
-        };
+        let answer =
+            unsafe { rd::rd_kafka_consume_start_queue(self.topic.as_ptr(), partition, offset, queue.queue.as_ptr()) };
         if answer == 0 { Ok(()) } else { Err(last_fault()) }
     }
 
@@ -618,8 +604,7 @@ impl Messages {
         self.scratch.reserve(most);
         // SAFETY: the buffer has room for `most` pointers; librdkafka fills in as many as it says, and they are ours.
         let count = unsafe {
-            let count =
-                rd::rd_kafka_consume_batch_queue(queue.queue.as_ptr(), 0, self.scratch.as_mut_ptr(), most);
+            let count = rd::rd_kafka_consume_batch_queue(queue.queue.as_ptr(), 0, self.scratch.as_mut_ptr(), most);
             let count = usize::try_from(count).unwrap_or(0);
             self.scratch.set_len(count);
             count

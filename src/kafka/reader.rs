@@ -14,8 +14,8 @@ use strandline_actors::ports::{BatchLimit, PartitionReader, SourceBatch, SourceE
 use strandline_actors::position::{Offset, Range, SourcePartition};
 use tokio::sync::oneshot;
 
-use super::columns;
 use super::cluster::{self, Cluster, Existence};
+use super::columns;
 use super::fetcher::Lease;
 use super::life::{Answer, Start, Trouble};
 use crate::catalog::OnDataLoss;
@@ -99,7 +99,8 @@ impl Reader {
         if self.restarts > RESTARTS {
             return Err(self.failed("the brokers refuse the position again and again although the log has it"));
         }
-        self.lease = self.cluster.lease(self.table, start(&self.cluster, self.table, &self.partition, self.position))?;
+        self.lease =
+            self.cluster.lease(self.table, start(&self.cluster, self.table, &self.partition, self.position))?;
         self.trouble = None;
         self.gone_since = None;
         Ok(())
@@ -111,27 +112,29 @@ impl Reader {
             Trouble::OtherTopic(id) => Err(self.halt(cluster::recreated(&self.partition, id))),
             Trouble::Superseded => Err(self.failed("the partition was opened by another reader")),
             Trouble::Failed(reason) => Err(self.failed(reason)),
-            Trouble::Gone(_) | Trouble::OutOfRange(_) => match self.cluster.look_up(self.table, &self.partition).await {
-                Existence::Unknown => {
-                    tokio::time::sleep(ASK_AGAIN).await;
-                    Ok(Some(self.probe()))
-                }
-                Existence::OtherTopic(id) => Err(self.halt(cluster::recreated(&self.partition, id))),
-                Existence::Missing(reason) => {
-                    if self.gone_since.get_or_insert_with(Instant::now).elapsed() < BELIEVE_GONE_AFTER {
+            Trouble::Gone(_) | Trouble::OutOfRange(_) => {
+                match self.cluster.look_up(self.table, &self.partition).await {
+                    Existence::Unknown => {
                         tokio::time::sleep(ASK_AGAIN).await;
-                        return Ok(Some(self.probe()));
+                        Ok(Some(self.probe()))
                     }
-                    Err(self.halt(format_args!(
+                    Existence::OtherTopic(id) => Err(self.halt(cluster::recreated(&self.partition, id))),
+                    Existence::Missing(reason) => {
+                        if self.gone_since.get_or_insert_with(Instant::now).elapsed() < BELIEVE_GONE_AFTER {
+                            tokio::time::sleep(ASK_AGAIN).await;
+                            return Ok(Some(self.probe()));
+                        }
+                        Err(self.halt(format_args!(
                         "{reason}. If it was deleted on purpose, take its table out of the pipeline; if it is created \
                          again it is another topic, and the pipeline needs a new name to read it from its beginning"
                     )))
+                    }
+                    Existence::There => match trouble {
+                        Trouble::OutOfRange(reason) => self.out_of_range(&reason).await,
+                        _ => self.restart().map(|()| None),
+                    },
                 }
-                Existence::There => match trouble {
-                    Trouble::OutOfRange(reason) => self.out_of_range(&reason).await,
-                    _ => self.restart().map(|()| None),
-                },
-            },
+            }
         }
     }
 
