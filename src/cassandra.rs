@@ -8,6 +8,7 @@
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use openssl::error::ErrorStack;
 use openssl::ssl::{SslConnector, SslConnectorBuilder, SslFiletype, SslMethod};
@@ -15,8 +16,9 @@ use scylla::client::execution_profile::ExecutionProfile;
 use scylla::client::session::Session;
 use scylla::client::session_builder::SessionBuilder;
 use scylla::errors::{
-    ConnectionError, ConnectionPoolError, ConnectionSetupRequestErrorKind, DbError, ExecutionError, MetadataError,
-    NewSessionError, NextPageError, NextRowError, PagerExecutionError, PrepareError, RequestAttemptError, RequestError,
+    BrokenConnectionErrorKind, ConnectionError, ConnectionPoolError, ConnectionSetupRequestErrorKind, DbError,
+    ExecutionError, MetadataError, NewSessionError, NextPageError, NextRowError, PagerExecutionError, PrepareError,
+    RequestAttemptError, RequestError,
 };
 use scylla::policies::load_balancing::DefaultPolicy;
 use scylla::policies::retry::{DefaultRetryPolicy, FallthroughRetryPolicy};
@@ -27,6 +29,9 @@ use crate::settings::CassandraSettings;
 
 /// The port that Cassandra listens on unless it is told otherwise.
 const DEFAULT_PORT: u16 = 9042;
+
+/// The shortest time after which silence counts as a failure: nodes that collect garbage are silent for a while, too.
+const MIN_SILENCE: Duration = Duration::from_secs(2);
 
 /// Where Linux distributions keep the authorities that the system trusts.
 const SYSTEM_AUTHORITIES: [&str; 4] = [
@@ -99,9 +104,13 @@ pub async fn connect(settings: &CassandraSettings) -> Result<Arc<Session>, Cassa
         .speculative_execution_policy(None)
         .load_balancing_policy(policy.build())
         .build();
+    // A node that was reached and then falls silent is given up as soon as one that was not.
+    let silence = settings.timeout.max(MIN_SILENCE);
     let mut builder = SessionBuilder::new()
         .known_nodes(&nodes)
         .connection_timeout(settings.timeout)
+        .keepalive_interval(silence)
+        .keepalive_timeout(silence)
         .hostname_resolution_timeout(Some(settings.timeout))
         .metadata_request_clientside_timeout(settings.timeout)
         .default_execution_profile_handle(profile.into_handle());
@@ -118,7 +127,12 @@ pub async fn connect(settings: &CassandraSettings) -> Result<Arc<Session>, Cassa
     if let Some(tls) = tls(settings)? {
         builder = builder.tls_context(Some(tls));
     }
-    let session = builder.build().await.map_err(|error| session_error(&nodes, settings, &error))?;
+    // The driver tries one node after the other, and waits for the handshakes of TLS without an end.
+    let patience = silence * 3 * u32::try_from(nodes.len()).unwrap_or(u32::MAX).saturating_add(1);
+    let session = match tokio::time::timeout(patience, builder.build()).await {
+        Ok(built) => built.map_err(|error| session_error(&nodes, settings, &error))?,
+        Err(_) => return Err(silent(nodes.join(", "), patience)),
+    };
     check_datacenter(&session, settings)?;
     Ok(Arc::new(session))
 }
@@ -437,6 +451,11 @@ fn connection_error(nodes: String, settings: &CassandraSettings, error: &Connect
                     reason: format!("{said}. Check STRANDLINE_CASSANDRA__USER and STRANDLINE_CASSANDRA__PASSWORD"),
                 }
             }
+            ConnectionSetupRequestErrorKind::BrokenConnection(broken)
+                if matches!(broken.downcast_ref(), Some(BrokenConnectionErrorKind::KeepaliveTimeout(_))) =>
+            {
+                silent(nodes, settings.timeout)
+            }
             // A node that waits for TLS closes a connection that does not speak it.
             ConnectionSetupRequestErrorKind::BrokenConnection(_) if !settings.tls => CassandraError::Unreachable {
                 nodes,
@@ -451,12 +470,14 @@ fn connection_error(nodes: String, settings: &CassandraSettings, error: &Connect
         ConnectionError::IoError(io) if settings.tls && io.raw_os_error().is_none() => {
             CassandraError::Tls { nodes, reason: tls_advice(&with_sources(error)) }
         }
-        ConnectionError::ConnectTimeout => CassandraError::Unreachable {
-            nodes,
-            reason: format!("no answer within {:?} (STRANDLINE_CASSANDRA__TIMEOUT)", settings.timeout),
-        },
+        ConnectionError::ConnectTimeout => silent(nodes, settings.timeout),
         _ => CassandraError::Unreachable { nodes, reason: with_sources(error) },
     }
+}
+
+fn silent(nodes: String, patience: Duration) -> CassandraError {
+    let reason = format!("no answer within {patience:?} (STRANDLINE_CASSANDRA__TIMEOUT)");
+    CassandraError::Unreachable { nodes, reason }
 }
 
 /// What OpenSSL says, and what to do about it.
@@ -556,7 +577,7 @@ mod tests {
         assert!(!refused(DbError::IsBootstrapping));
         // Cassandra's CAS_WRITE_UNKNOWN, which the driver has no name for.
         assert!(!refused(DbError::Other(0x1700)));
-        let timeout = ExecutionError::RequestTimeout(std::time::Duration::from_secs(5));
+        let timeout = ExecutionError::RequestTimeout(Duration::from_secs(5));
         assert!(matches!(Failure::from(timeout), Failure::Unknown(_)));
     }
 

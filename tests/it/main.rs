@@ -2,5 +2,9 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod cassandra_connection;
+mod cassandra_store;
 mod kafka_source;
+mod proxy;
+mod store_conformance;
 mod test_topic;
