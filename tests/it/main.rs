@@ -1,0 +1,3 @@
+//! The tests against real servers.
+
+mod cassandra_sink;
