@@ -113,6 +113,9 @@ pub async fn connect(settings: &CassandraSettings) -> Result<Arc<Session>, Cassa
         .keepalive_timeout(silence)
         .hostname_resolution_timeout(Some(settings.timeout))
         .metadata_request_clientside_timeout(settings.timeout)
+        // Enough to route requests. With the whole schema, one user-defined type with a name in quotes anywhere in the
+        // cluster would keep the driver from connecting, since it cannot read a column of that type.
+        .fetch_full_schema_metadata(false)
         .default_execution_profile_handle(profile.into_handle());
     match (&settings.user, &settings.password) {
         (Some(user), Some(password)) => builder = builder.user(user, password),

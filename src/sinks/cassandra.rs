@@ -21,6 +21,7 @@ use scylla::frame::response::result::ColumnType;
 use scylla::serialize::SerializationError;
 use scylla::serialize::row::{RowSerializationContext, SerializeRow};
 use scylla::serialize::writers::RowWriter;
+use scylla::statement::Statement;
 use scylla::statement::prepared::PreparedStatement;
 use strandline_actors::ports::{Change, Delivery, SinkError};
 use tokio::sync::Semaphore;
@@ -44,6 +45,8 @@ const LEAST_IN_FLIGHT: usize = 4;
 const FRUITLESS_PASSES: u32 = 5;
 /// The pause after the first failure; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// The time that a change of the schema may take: all nodes of a cluster take part.
+const SCHEMA_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often rows that cannot be written are logged.
 const NOTICE_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -259,11 +262,14 @@ async fn find(
     let look_up = || schema::look_up(session, declared.keyspace, declared.name);
     let mut found = look_up().await.map_err(SinkOpenError::Failed)?;
     if declared.create && matches!(found, Found::NoTable(_)) {
-        for statement in declared.definition.create() {
+        for cql in declared.definition.create() {
+            let mut statement = Statement::new(cql.as_str());
+            statement.set_is_idempotent(true);
+            statement.set_request_timeout(Some(settings.timeout.max(SCHEMA_TIMEOUT)));
             session
-                .query_unpaged(statement.as_str(), ())
+                .query_unpaged(statement, ())
                 .await
-                .map_err(|error| SinkOpenError::Failed(Failure::from(error).during(&statement)))?;
+                .map_err(|error| SinkOpenError::Failed(Failure::from(error).during(&cql)))?;
         }
         info!(table = declared.place(), "created the table");
         found = look_up().await.map_err(SinkOpenError::Failed)?;

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod cassandra_connection;
+mod cassandra_sink;
 mod cassandra_store;
 mod kafka_source;
 mod proxy;

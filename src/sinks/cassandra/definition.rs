@@ -7,7 +7,7 @@ use super::conversion::{Conversion, entry, item, plain};
 use crate::cassandra::quote;
 
 /// The words that CQL does not take as names unless they are quoted.
-const RESERVED: [&str; 63] = [
+const RESERVED: [&str; 62] = [
     "add",
     "allow",
     "alter",
@@ -51,7 +51,6 @@ const RESERVED: [&str; 63] = [
     "on",
     "or",
     "order",
-    "password",
     "primary",
     "rename",
     "replace",
@@ -117,8 +116,9 @@ impl Definition {
         primary_key: &[String],
     ) -> Result<Self, &'a Field> {
         let mut columns = Vec::new();
+        let mut taken = Vec::new();
         for field in fields {
-            let mut types = Types { keyspace, statements: Vec::new() };
+            let mut types = Types { keyspace, statements: Vec::new(), taken: &mut taken };
             let key = primary_key.contains(field.name());
             let path = format!("{table}_{}", field.name());
             let cql = types.cql(field.data_type(), key, key, &path).ok_or(field)?;
@@ -164,6 +164,21 @@ impl Definition {
 struct Types<'a> {
     keyspace: &'a str,
     statements: Vec<String>,
+    /// The names that are given to types, in all columns.
+    taken: &'a mut Vec<String>,
+}
+
+/// A name for a new type that needs no quotes: some drivers cannot connect to a cluster that has a type with other names.
+fn type_name(path: &str, taken: &[String]) -> String {
+    let plain = |letter: char| if letter.is_ascii_alphanumeric() { letter.to_ascii_lowercase() } else { '_' };
+    let mut made: String = path.chars().map(plain).collect();
+    if !made.starts_with(|first: char| first.is_ascii_lowercase()) {
+        made.insert_str(0, "t_");
+    }
+    while taken.contains(&made) || RESERVED.binary_search(&made.as_str()).is_ok() {
+        made.push('_');
+    }
+    made
 }
 
 impl Types<'_> {
@@ -189,9 +204,15 @@ impl Types<'_> {
                 let cql = self.cql(field.data_type(), key, true, &format!("{path}_{}", field.name()))?;
                 parts.push(format!("    {} {cql}", name(field.name())));
             }
-            let made = qualified(self.keyspace, path);
-            self.statements.push(format!("CREATE TYPE IF NOT EXISTS {made} (\n{}\n)", parts.join(",\n")));
-            return Some(format!("frozen<{}>", name(path)));
+            let made = type_name(path, self.taken);
+            self.statements.push(format!(
+                "CREATE TYPE IF NOT EXISTS {} (\n{}\n)",
+                qualified(self.keyspace, &made),
+                parts.join(",\n")
+            ));
+            let cql = format!("frozen<{made}>");
+            self.taken.push(made);
+            return Some(cql);
         } else {
             return simple_type(from).map(str::to_owned);
         };
