@@ -5,4 +5,6 @@
 //! implements a port of `strandline_actors`, which holds the protocol.
 
 pub mod catalog;
+pub mod cli;
 pub mod settings;
+pub mod telemetry;
