@@ -1,0 +1,311 @@
+//! The aggregates of a query: how they are computed in parts and put together, by DataFusion's own accumulators.
+//!
+//! Each half of a query aggregates into a [`Groups`]: the source stage from rows, the operator from partial states. The
+//! columns of a partial aggregate are those of stored state: the group's key columns, then every aggregate's state.
+
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, AsArray, RecordBatch};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use datafusion::common::DFSchema;
+use datafusion::error::DataFusionError;
+use datafusion::execution::session_state::SessionState;
+use datafusion::logical_expr::physical_planning_context::PhysicalPlanningContext;
+use datafusion::logical_expr::{Aggregate, EmitTo, Expr, GroupsAccumulator};
+use datafusion::physical_expr::aggregate::{AggregateFunctionExpr, LoweredAggregateBuilder};
+use datafusion::physical_expr::{GroupsAccumulatorAdapter, PhysicalExpr};
+use datafusion::physical_plan::aggregates::group_values::{GroupValues, new_group_values};
+use datafusion::physical_plan::aggregates::order::GroupOrdering;
+
+use super::pipeline::{batch_of, conform, nullable, physical};
+use super::routing::canonical;
+
+/// One aggregate.
+#[derive(Clone, Debug)]
+struct Call {
+    function: Arc<AggregateFunctionExpr>,
+    /// Its arguments in the columns of the prepared rows.
+    arguments: std::ops::Range<usize>,
+    /// Its FILTER in the columns of the prepared rows.
+    filter: Option<usize>,
+    /// Its state in the columns of the partial aggregate.
+    state: std::ops::Range<usize>,
+}
+
+/// The aggregates of a query and the columns around them.
+#[derive(Clone, Debug)]
+pub(super) struct Aggregation {
+    /// The key columns of a group.
+    pub(super) keys: SchemaRef,
+    /// Key columns and state: a partial aggregate, and a row of stored state.
+    pub(super) partial: SchemaRef,
+    /// Key columns and results.
+    pub(super) result: SchemaRef,
+    calls: Vec<Call>,
+}
+
+/// What rows have to be made into before they are aggregated: group keys, then arguments and filters.
+pub(super) struct Preparation {
+    pub(super) columns: Vec<Arc<dyn PhysicalExpr>>,
+    pub(super) schema: SchemaRef,
+}
+
+impl Aggregation {
+    /// Makes the aggregates of a planned node.
+    pub(super) fn new(node: &Aggregate, state: &SessionState) -> Result<(Self, Preparation), DataFusionError> {
+        let input: &DFSchema = node.input.schema();
+        let mut columns = Vec::new();
+        let mut fields = Vec::new();
+        for (number, group) in node.group_expr.iter().enumerate() {
+            columns.push(physical(group, input, state)?);
+            fields.push(Field::new(format!("k{number}"), node.schema.field(number).data_type().clone(), true));
+        }
+        let keys = Arc::new(Schema::new(fields.clone()));
+        let mut partial = fields.clone();
+        let mut calls = Vec::new();
+        for call in &node.aggr_expr {
+            let context = PhysicalPlanningContext::default();
+            let lowered =
+                LoweredAggregateBuilder::new(call, input, input.as_arrow(), state.execution_props(), &context)
+                    .build()?;
+            let first = columns.len();
+            for argument in lowered.aggregate.expressions() {
+                fields.push(Field::new(format!("a{}", columns.len()), argument.data_type(input.as_arrow())?, true));
+                columns.push(argument);
+            }
+            let arguments = first..columns.len();
+            let filter = lowered.filter.map(|filter| {
+                fields.push(Field::new(format!("f{}", columns.len()), DataType::Boolean, true));
+                columns.push(filter);
+                columns.len() - 1
+            });
+            let first = partial.len();
+            for part in lowered.aggregate.state_fields()? {
+                partial.push(Field::new(format!("s{}", partial.len()), part.data_type().clone(), true));
+            }
+            calls.push(Call { function: lowered.aggregate, arguments, filter, state: first..partial.len() });
+        }
+        let aggregation =
+            Self { keys, partial: Arc::new(Schema::new(partial)), result: nullable(node.schema.as_arrow()), calls };
+        Ok((aggregation, Preparation { columns, schema: Arc::new(Schema::new(fields)) }))
+    }
+
+    /// The number of key columns.
+    pub(super) fn key_columns(&self) -> usize {
+        self.keys.fields().len()
+    }
+
+    /// No groups yet.
+    pub(super) fn groups(&self) -> Result<Groups, DataFusionError> {
+        Ok(Groups { keys: Keys::new(&self.keys)?, states: self.states()?, numbers: Vec::new() })
+    }
+
+    /// Accumulators of all aggregates without groups of their own: the caller numbers the groups.
+    pub(super) fn states(&self) -> Result<States, DataFusionError> {
+        let accumulators = self.calls.iter().map(|call| accumulator(&call.function)).collect::<Result<_, _>>()?;
+        Ok(States { calls: self.calls.clone(), accumulators })
+    }
+
+    /// The state columns of a partial aggregate, without its keys.
+    pub(super) fn state_columns<'a>(&self, partial: &'a RecordBatch) -> &'a [ArrayRef] {
+        &partial.columns()[self.key_columns()..]
+    }
+}
+
+fn accumulator(function: &Arc<AggregateFunctionExpr>) -> Result<Box<dyn GroupsAccumulator>, DataFusionError> {
+    if function.groups_accumulator_supported() {
+        return function.create_groups_accumulator();
+    }
+    let function = Arc::clone(function);
+    Ok(Box::new(GroupsAccumulatorAdapter::new(move || function.create_accumulator())))
+}
+
+/// The keys that were seen, each with a number.
+enum Keys {
+    /// There are no key columns: one group, once there was a row.
+    One {
+        seen: bool,
+    },
+    Many(Box<dyn GroupValues>),
+}
+
+impl Keys {
+    fn new(schema: &SchemaRef) -> Result<Self, DataFusionError> {
+        Ok(match schema.fields().is_empty() {
+            true => Self::One { seen: false },
+            false => Self::Many(new_group_values(Arc::clone(schema), &GroupOrdering::None)?),
+        })
+    }
+
+    fn intern(&mut self, columns: &[ArrayRef], rows: usize, numbers: &mut Vec<usize>) -> Result<(), DataFusionError> {
+        match self {
+            Self::One { seen } => {
+                *seen |= rows > 0;
+                numbers.clear();
+                numbers.resize(rows, 0);
+                Ok(())
+            }
+            Self::Many(values) => {
+                let columns: Vec<_> = columns.iter().map(canonical).collect();
+                values.intern(&columns, numbers)
+            }
+        }
+    }
+
+    fn len(&self) -> usize {
+        match self {
+            Self::One { seen } => usize::from(*seen),
+            Self::Many(values) => values.len(),
+        }
+    }
+
+    fn take(&mut self) -> Result<Vec<ArrayRef>, DataFusionError> {
+        match self {
+            Self::One { seen } => {
+                *seen = false;
+                Ok(Vec::new())
+            }
+            Self::Many(values) => values.emit(EmitTo::All),
+        }
+    }
+
+    fn size(&self) -> usize {
+        match self {
+            Self::One { .. } => 0,
+            Self::Many(values) => values.size(),
+        }
+    }
+}
+
+/// Accumulators of all aggregates of a query, for groups that the caller numbers.
+pub(super) struct States {
+    calls: Vec<Call>,
+    accumulators: Vec<Box<dyn GroupsAccumulator>>,
+}
+
+impl States {
+    fn update(&mut self, rows: &RecordBatch, numbers: &[usize], groups: usize) -> Result<(), DataFusionError> {
+        for (call, accumulator) in self.calls.iter().zip(&mut self.accumulators) {
+            let arguments = &rows.columns()[call.arguments.clone()];
+            let filter = call.filter.map(|column| rows.column(column).as_boolean());
+            accumulator.update_batch(arguments, numbers, filter, groups)?;
+        }
+        Ok(())
+    }
+
+    /// Adds the state columns of partial aggregates.
+    pub(super) fn merge(
+        &mut self,
+        states: &[ArrayRef],
+        numbers: &[usize],
+        groups: usize,
+    ) -> Result<(), DataFusionError> {
+        let keys = self.calls.first().map_or(0, |call| call.state.start);
+        for (call, accumulator) in self.calls.iter().zip(&mut self.accumulators) {
+            let columns = &states[call.state.start - keys..call.state.end - keys];
+            accumulator.merge_batch(columns, numbers, groups)?;
+        }
+        Ok(())
+    }
+
+    /// Takes the state columns of all groups out.
+    pub(super) fn take(&mut self, schema: &Schema) -> Result<Vec<ArrayRef>, DataFusionError> {
+        let mut columns = Vec::new();
+        for (call, accumulator) in self.calls.iter().zip(&mut self.accumulators) {
+            let parts = accumulator.state(EmitTo::All)?;
+            if parts.len() != call.state.len() {
+                return Err(DataFusionError::Internal(format!(
+                    "{} has another state than planned",
+                    call.function.name()
+                )));
+            }
+            for (part, field) in parts.into_iter().zip(call.state.clone()) {
+                columns.push(conform(part, schema.field(field).data_type())?);
+            }
+        }
+        Ok(columns)
+    }
+
+    /// Takes the results of all groups out.
+    pub(super) fn evaluate(&mut self) -> Result<Vec<ArrayRef>, DataFusionError> {
+        self.accumulators.iter_mut().map(|accumulator| accumulator.evaluate(EmitTo::All)).collect()
+    }
+
+    fn size(&self) -> usize {
+        self.accumulators.iter().map(|accumulator| accumulator.size()).sum()
+    }
+}
+
+/// Groups that are being aggregated.
+pub(super) struct Groups {
+    keys: Keys,
+    states: States,
+    numbers: Vec<usize>,
+}
+
+impl Groups {
+    /// Adds prepared rows; answers the number of each row's group.
+    pub(super) fn update(
+        &mut self,
+        aggregation: &Aggregation,
+        rows: &RecordBatch,
+    ) -> Result<&[usize], DataFusionError> {
+        let keys = &rows.columns()[..aggregation.key_columns()];
+        self.keys.intern(keys, rows.num_rows(), &mut self.numbers)?;
+        self.states.update(rows, &self.numbers, self.keys.len())?;
+        Ok(&self.numbers)
+    }
+
+    /// Adds partial aggregates.
+    pub(super) fn merge(&mut self, aggregation: &Aggregation, partial: &RecordBatch) -> Result<(), DataFusionError> {
+        let (keys, states) = partial.columns().split_at(aggregation.key_columns());
+        self.keys.intern(keys, partial.num_rows(), &mut self.numbers)?;
+        self.states.merge(states, &self.numbers, self.keys.len())
+    }
+
+    /// The number of groups.
+    pub(super) fn len(&self) -> usize {
+        self.keys.len()
+    }
+
+    /// Takes all groups out as one partial aggregate.
+    pub(super) fn take(&mut self, aggregation: &Aggregation) -> Result<RecordBatch, DataFusionError> {
+        let groups = self.len();
+        let mut columns = Vec::with_capacity(aggregation.partial.fields().len());
+        for (key, field) in self.keys.take()?.into_iter().zip(aggregation.keys.fields()) {
+            columns.push(conform(key, field.data_type())?);
+        }
+        if groups > 0 {
+            columns.extend(self.states.take(&aggregation.partial)?);
+            return batch_of(&aggregation.partial, columns, groups);
+        }
+        Ok(RecordBatch::new_empty(Arc::clone(&aggregation.partial)))
+    }
+
+    /// About how much memory the groups take.
+    pub(super) fn size(&self) -> usize {
+        self.keys.size() + self.states.size()
+    }
+}
+
+/// Refuses group keys that cannot be told apart by their encoding.
+pub(super) fn check_keys(groups: &[Expr], types: &[DataType]) -> Result<(), String> {
+    for (expr, data_type) in groups.iter().zip(types) {
+        if !groupable(data_type) {
+            return Err(format!("GROUP BY {expr} is not supported: {data_type} values cannot be keys"));
+        }
+    }
+    Ok(())
+}
+
+fn groupable(data_type: &DataType) -> bool {
+    match data_type {
+        DataType::List(field) | DataType::LargeList(field) | DataType::FixedSizeList(field, _) => {
+            groupable(field.data_type())
+        }
+        DataType::Struct(fields) => fields.iter().all(|field| groupable(field.data_type())),
+        DataType::Null | DataType::Dictionary(..) | DataType::RunEndEncoded(..) | DataType::Map(..) => false,
+        DataType::Union(..) | DataType::ListView(_) | DataType::LargeListView(_) => false,
+        _ => true,
+    }
+}

@@ -1,0 +1,110 @@
+//! The plan in words, and the fingerprint that guards stored state.
+//!
+//! The fingerprint is the hash of the description, so whenever two plans differ for the state, the difference can be
+//! shown. The description has the meaning of the statements and nothing of how they were written: no comments, no
+//! layout, no names of tables, views and aliases. It also has the layout of the state, so a state that another version of
+//! the planner laid out otherwise is refused rather than misread.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+use arrow::datatypes::{DataType, Field, Schema};
+
+use super::options::KafkaOptions;
+use super::routing::hash;
+use super::shape::Shape;
+use super::statements::SourceTable;
+use crate::catalog::{SinkKind, SinkTable};
+
+/// What the description is made from.
+pub(super) struct Described<'a> {
+    pub(super) shape: &'a Shape,
+    pub(super) source: &'a SourceTable,
+    pub(super) sink: &'a SinkTable,
+    /// The columns that the query and the rules use.
+    pub(super) used: &'a [Field],
+    /// Key columns and state columns, if the query keeps state.
+    pub(super) state: Option<&'a Schema>,
+}
+
+impl Described<'_> {
+    /// The plan in words, a line for each part.
+    pub(super) fn text(&self) -> String {
+        let mut text = String::new();
+        let mut line = |label: &str, content: &str| {
+            let _ = writeln!(text, "{label:<9} {content}");
+        };
+        line("read", &format!("topic {} as JSON: {}", self.source.topic, columns(self.used)));
+        self.decoding(&mut line);
+        let filters: BTreeSet<_> = self.shape.filters.iter().map(|filter| self.shape.display(filter)).collect();
+        filters.iter().for_each(|filter| line("filter", filter));
+        match (&self.shape.grouping, self.state) {
+            (Some(grouping), Some(state)) => {
+                for group in &grouping.groups {
+                    line("group by", &self.shape.display(group));
+                }
+                if grouping.groups.is_empty() {
+                    line("group by", "nothing: one group of everything");
+                }
+                for aggregate in &grouping.aggregates {
+                    line("aggregate", &self.shape.display(aggregate));
+                }
+                let types = state.fields().iter().map(|field| shown(field.data_type()));
+                line("state", &types.collect::<Vec<_>>().join(", "));
+            }
+            _ => line("state", "none"),
+        }
+        let having: BTreeSet<_> = self.shape.having.iter().map(|condition| self.shape.display(condition)).collect();
+        having.iter().for_each(|condition| line("having", condition));
+        line("write", &place(self.sink));
+        if !self.sink.primary_key.is_empty() {
+            line("key", &self.sink.primary_key.join(", "));
+        }
+        for ((name, expr), field) in self.shape.output.iter().zip(self.sink.schema.fields()) {
+            line("column", &format!("{name} {} = {}", shown(field.data_type()), self.shape.display(expr)));
+        }
+        text
+    }
+
+    fn decoding(&self, line: &mut impl FnMut(&str, &str)) {
+        let KafkaOptions { json, rules, .. } = &self.source.options;
+        let options: BTreeSet<_> = json.iter().map(|option| format!("json.{} {}", option.key, option.value)).collect();
+        options.iter().for_each(|option| line("option", option));
+        if json.iter().any(|option| option.key == "extra") {
+            // Which fields are extra depends on all columns, not only on those that are used.
+            let names: Vec<_> = self.source.columns.fields().iter().map(|field| field.name().as_str()).collect();
+            line("declared", &names.join(", "));
+        }
+        let rules: BTreeSet<_> = rules.iter().map(|rule| format!("{}: {}", rule.name, rule.condition)).collect();
+        rules.iter().for_each(|rule| line("rule", rule));
+    }
+}
+
+/// The fingerprint of a description.
+pub(super) fn fingerprint(description: &str) -> String {
+    format!("1-{:016x}", hash(description.as_bytes()))
+}
+
+fn columns(fields: &[Field]) -> String {
+    if fields.is_empty() {
+        return "no columns".into();
+    }
+    let column = |field: &Field| {
+        let required = if field.is_nullable() { "" } else { " NOT NULL" };
+        format!("{} {}{required}", field.name(), shown(field.data_type()))
+    };
+    fields.iter().map(column).collect::<Vec<_>>().join(", ")
+}
+
+fn shown(data_type: &DataType) -> String {
+    data_type.to_string()
+}
+
+/// Where a sink is.
+fn place(sink: &SinkTable) -> String {
+    match &sink.kind {
+        SinkKind::Console { .. } => "console".into(),
+        SinkKind::Cassandra { keyspace, table, .. } => format!("Cassandra table {keyspace}.{table}"),
+        SinkKind::Blackhole => "nowhere (blackhole)".into(),
+    }
+}

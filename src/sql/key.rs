@@ -1,0 +1,127 @@
+//! The primary key of a sink must determine the group, and the group the key.
+//!
+//! A row of the sink then belongs to one group, a group to one shard, and so each row has one writer. With a key that
+//! says less, two groups would write to one row and overwrite each other; with one that says more, a group would leave
+//! old rows behind.
+
+use std::collections::BTreeSet;
+
+use arrow::datatypes::{DataType, TimeUnit};
+use datafusion::logical_expr::Expr;
+
+use super::error::SqlError;
+use super::shape::{self, Grouping, Shape};
+use crate::catalog::SinkTable;
+
+/// Refuses a sink whose primary key does not go with the query's groups.
+pub(super) fn check(shape: &Shape, sink: &SinkTable) -> Result<(), SqlError> {
+    let Some(grouping) = &shape.grouping else { return Ok(()) };
+    if sink.primary_key.is_empty() {
+        return Ok(());
+    }
+    let key = sink.primary_key.join(", ");
+    let mut carried = BTreeSet::new();
+    let mut narrowed = Vec::new();
+    for (name, expr) in &shape.output {
+        if !sink.primary_key.contains(name) {
+            continue;
+        }
+        if expr.column_refs().iter().any(|column| shape::aggregate(&Expr::Column((*column).clone())).is_some()) {
+            return Err(SqlError::new(format!(
+                "column {name} of the primary key of {} is {}, which changes as records arrive, so a group would leave a \
+                 row behind at each change; take {name} out of PRIMARY KEY, or write a column of GROUP BY into it",
+                sink.name,
+                shape.display(expr)
+            )));
+        }
+        match source(expr, &grouping.group_types) {
+            Source::Group(number) => {
+                carried.insert(number);
+            }
+            Source::Narrowed(number, from, to) => narrowed.push((number, name.as_str(), from, to)),
+            Source::Derived => {}
+        }
+    }
+    for (number, expr) in grouping.groups.iter().enumerate() {
+        if carried.contains(&number) || determined(expr, grouping, &carried) {
+            continue;
+        }
+        let shown = shape.display(expr);
+        let advice = match narrowed.iter().find(|(group, ..)| *group == number) {
+            Some((_, name, from, to)) => format!(
+                "column {name} holds it as {to}, and several {from} values may become one {to}; declare {name} with the \
+                 type of {shown}, or GROUP BY the cast"
+            ),
+            None => format!("add a column that holds {shown} to PRIMARY KEY, or leave it out of GROUP BY"),
+        };
+        return Err(SqlError::new(format!(
+            "GROUP BY {shown} is not determined by the primary key ({key}) of {}, so two groups would be written to the \
+             same row: {advice}",
+            sink.name
+        )));
+    }
+    Ok(())
+}
+
+/// Whether a group expression follows from the group columns that the key carries.
+fn determined(expr: &Expr, grouping: &Grouping, carried: &BTreeSet<usize>) -> bool {
+    expr.column_refs().iter().all(|column| {
+        carried.iter().any(|number| matches!(&grouping.groups[*number], Expr::Column(group) if group == *column))
+    })
+}
+
+enum Source {
+    /// The group expression itself, perhaps in a type that holds all its values apart.
+    Group(usize),
+    /// The group expression in a type in which two values may become one.
+    Narrowed(usize, DataType, DataType),
+    /// A constant, or computed from group expressions: it says nothing new.
+    Derived,
+}
+
+fn source(expr: &Expr, types: &[DataType]) -> Source {
+    if let Some(number) = shape::group(expr) {
+        return Source::Group(number);
+    }
+    if let Expr::Cast(cast) = expr
+        && let Some(number) = shape::group(&cast.expr)
+        && let Some(from) = types.get(number)
+    {
+        let to = cast.field.data_type();
+        return match injective(from, to) {
+            true => Source::Group(number),
+            false => Source::Narrowed(number, from.clone(), to.clone()),
+        };
+    }
+    Source::Derived
+}
+
+/// Whether a cast keeps different values different. A value that does not fit is an error, not another value.
+fn injective(from: &DataType, to: &DataType) -> bool {
+    use DataType::{
+        Binary, BinaryView, Boolean, Date32, Decimal128, Float32, Float64, LargeBinary, LargeUtf8, Timestamp,
+    };
+    use DataType::{Utf8, Utf8View};
+    let text = |data_type: &DataType| matches!(data_type, Utf8 | LargeUtf8 | Utf8View);
+    let bytes = |data_type: &DataType| matches!(data_type, Binary | LargeBinary | BinaryView);
+    match (from, to) {
+        _ if from == to => true,
+        (from, to) if from.is_integer() && to.is_integer() => true,
+        (from, to) if from.is_integer() && text(to) => true,
+        (from, Decimal128(_, scale)) if from.is_integer() => *scale >= 0,
+        (from, Float64) if from.is_integer() => !matches!(from, DataType::Int64 | DataType::UInt64),
+        (Float32, Float64) | (Boolean, Utf8) | (Date32, Timestamp(..)) | (Date32, Utf8) => true,
+        (Decimal128(_, from), Decimal128(_, to)) => to >= from,
+        (Timestamp(from, a), Timestamp(to, b)) => a == b && fineness(to) >= fineness(from),
+        (from, to) => (text(from) && (text(to) || bytes(to))) || (bytes(from) && bytes(to)),
+    }
+}
+
+fn fineness(unit: &TimeUnit) -> u8 {
+    match unit {
+        TimeUnit::Second => 0,
+        TimeUnit::Millisecond => 1,
+        TimeUnit::Microsecond => 2,
+        TimeUnit::Nanosecond => 3,
+    }
+}

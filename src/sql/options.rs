@@ -1,0 +1,266 @@
+//! The OPTIONS of a table: which keys each kind of table knows, and what their values mean.
+//!
+//! Keys are dotted and lower case. A key that is not known is an error that names the nearest one, so a misspelt option
+//! is never silently without effect.
+
+use std::collections::BTreeMap;
+
+use datafusion::sql::sqlparser::ast::Value;
+
+use super::error::{Place, SqlError, Text};
+use crate::catalog::{ConsoleFormat, OnDataLoss, StartingOffsets};
+
+/// What becomes of a record that cannot be processed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum BadRecords {
+    /// It is kept aside with the reason.
+    #[default]
+    DeadLetter,
+    /// It is counted, no more.
+    Skip,
+    /// The partition halts.
+    Fail,
+}
+
+/// What becomes of a record without a value.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum NullValue {
+    /// It is counted as a tombstone.
+    #[default]
+    Skip,
+    /// It is kept aside.
+    DeadLetter,
+    /// The partition halts.
+    Fail,
+}
+
+/// A condition that each record of a table must not break.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct RuleText {
+    pub(super) name: String,
+    pub(super) condition: String,
+    pub(super) place: Option<Place>,
+}
+
+/// The options of a `kafka://` table.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct KafkaOptions {
+    pub(super) starting_offsets: StartingOffsets,
+    pub(super) max_offsets_per_batch: Option<usize>,
+    pub(super) on_data_loss: OnDataLoss,
+    pub(super) bad_records: BadRecords,
+    pub(super) null_value: NullValue,
+    pub(super) rules: Vec<RuleText>,
+    /// `json.<key>`, without the prefix.
+    pub(super) json: Vec<JsonOption>,
+    /// `kafka.<property>`, without the prefix.
+    pub(super) properties: BTreeMap<String, String>,
+}
+
+/// One `json.<key>` option.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct JsonOption {
+    pub(super) key: String,
+    pub(super) value: String,
+    pub(super) place: Option<Place>,
+}
+
+/// The options of a sink, of whichever kind.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct SinkOptions {
+    pub(super) create: bool,
+    pub(super) null_key: Option<String>,
+    pub(super) console_format: Option<ConsoleFormat>,
+}
+
+/// An option as it was written.
+pub(super) struct Written<'a> {
+    pub(super) table: &'a str,
+    pub(super) key: String,
+    pub(super) value: String,
+    pub(super) place: Option<Place>,
+}
+
+impl Written<'_> {
+    fn error(&self, message: String) -> SqlError {
+        SqlError::at(format!("table {}: {message}", self.table), self.place)
+    }
+
+    fn one_of<T: Copy>(&self, choices: &[(&str, T)]) -> Result<T, SqlError> {
+        choices.iter().find(|(name, _)| *name == self.value).map(|(_, choice)| *choice).ok_or_else(|| {
+            let names: Vec<_> = choices.iter().map(|(name, _)| format!("'{name}'")).collect();
+            self.error(format!("'{}' '{}' is not one of {}", self.key, self.value, names.join(", ")))
+        })
+    }
+
+    fn unknown(&self, known: &[&str]) -> SqlError {
+        let nearest = known
+            .iter()
+            .map(|name| (strsim::normalized_damerau_levenshtein(&self.key.to_lowercase(), name), name))
+            .max_by(|a, b| a.0.total_cmp(&b.0));
+        let advice = match nearest {
+            Some((near, name)) if near > 0.5 => format!("; did you mean '{name}'?"),
+            _ => format!("; known are {}", known.iter().map(|k| format!("'{k}'")).collect::<Vec<_>>().join(", ")),
+        };
+        self.error(format!("unknown option '{}'{advice}", self.key))
+    }
+}
+
+/// The options of one statement as they were written, each key once.
+pub(super) fn written<'a>(
+    table: &'a str,
+    options: &[(String, Value)],
+    text: &Text,
+    statement: Option<Place>,
+) -> Result<Vec<Written<'a>>, SqlError> {
+    let mut seen = std::collections::BTreeSet::new();
+    options
+        .iter()
+        .map(|(key, value)| {
+            let value = match value {
+                Value::SingleQuotedString(text)
+                | Value::DoubleQuotedString(text)
+                | Value::EscapedStringLiteral(text) => text.clone(),
+                other => other.to_string(),
+            };
+            let option = Written { table, key: key.clone(), value, place: text.string(key, statement) };
+            match seen.insert(key.clone()) {
+                true => Ok(option),
+                false => Err(option.error(format!("option '{key}' is given twice"))),
+            }
+        })
+        .collect()
+}
+
+const KAFKA_KEYS: [&str; 9] = [
+    "starting.offsets",
+    "max.offsets.per.batch",
+    "on.data.loss",
+    "bad.records",
+    "null.value",
+    "json.timestamp.unit",
+    "json.missing",
+    "json.extra",
+    "rule.<name>",
+];
+
+/// librdkafka properties that carry the promise that nothing is lost or counted twice.
+const RESERVED: [&str; 4] =
+    ["enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset", "enable.partition.eof"];
+
+/// Reads the options of a `kafka://` table.
+pub(super) fn kafka(options: Vec<Written<'_>>) -> Result<KafkaOptions, SqlError> {
+    let mut read = KafkaOptions::default();
+    for option in options {
+        match option.key.as_str() {
+            "starting.offsets" => read.starting_offsets = starting_offsets(&option)?,
+            "max.offsets.per.batch" => {
+                let number = option.value.parse::<usize>().ok().filter(|number| *number > 0);
+                read.max_offsets_per_batch = Some(number.ok_or_else(|| {
+                    option.error(format!("'max.offsets.per.batch' '{}' is not a number above 0", option.value))
+                })?);
+            }
+            "on.data.loss" => {
+                read.on_data_loss = option.one_of(&[("fail", OnDataLoss::Fail), ("skip", OnDataLoss::Skip)])?;
+            }
+            "bad.records" => {
+                read.bad_records = option.one_of(&[
+                    ("dead-letter", BadRecords::DeadLetter),
+                    ("skip", BadRecords::Skip),
+                    ("fail", BadRecords::Fail),
+                ])?;
+            }
+            "null.value" => {
+                read.null_value = option.one_of(&[
+                    ("skip", NullValue::Skip),
+                    ("dead-letter", NullValue::DeadLetter),
+                    ("fail", NullValue::Fail),
+                ])?;
+            }
+            key if key == "watermark" || key.starts_with("watermark.") => {
+                return Err(option.error(format!("'{key}' is not supported yet: there are no windows so far")));
+            }
+            key => match key.split_once('.') {
+                Some(("json", json)) if json_key(json) => read.json.push(JsonOption {
+                    key: json.to_owned(),
+                    value: option.value.clone(),
+                    place: option.place,
+                }),
+                Some(("rule", name)) if !name.is_empty() => read.rules.push(RuleText {
+                    name: name.to_owned(),
+                    condition: option.value.clone(),
+                    place: option.place,
+                }),
+                Some(("kafka", property)) if RESERVED.contains(&property) => {
+                    return Err(option.error(format!(
+                        "'kafka.{property}' cannot be set: where reading goes on is decided by the stored offsets alone"
+                    )));
+                }
+                Some(("kafka", property)) if !property.is_empty() => {
+                    read.properties.insert(property.to_owned(), option.value.clone());
+                }
+                _ => return Err(option.unknown(&KAFKA_KEYS)),
+            },
+        }
+    }
+    Ok(read)
+}
+
+fn json_key(key: &str) -> bool {
+    matches!(key, "timestamp.unit" | "missing" | "extra")
+        || key.strip_prefix("timestamp.unit.").is_some_and(|column| !column.is_empty())
+}
+
+fn starting_offsets(option: &Written<'_>) -> Result<StartingOffsets, SqlError> {
+    match option.value.as_str() {
+        "earliest" => Ok(StartingOffsets::Earliest),
+        "latest" => Ok(StartingOffsets::Latest),
+        json => {
+            let wrong = || {
+                option.error(format!(
+                    "'starting.offsets' '{json}' is not 'earliest', 'latest' or an offset per partition like \
+                     '{{\"0\": 5, \"1\": -2}}' (-2 is earliest, -1 latest)"
+                ))
+            };
+            let offsets: BTreeMap<i32, i64> = serde_json::from_str(json).map_err(|_| wrong())?;
+            let valid = offsets.iter().all(|(partition, offset)| *partition >= 0 && *offset >= -2);
+            if valid { Ok(StartingOffsets::Each(offsets)) } else { Err(wrong()) }
+        }
+    }
+}
+
+/// Reads the options of a `cassandra://` table.
+pub(super) fn cassandra(options: Vec<Written<'_>>) -> Result<SinkOptions, SqlError> {
+    let mut read = SinkOptions::default();
+    for option in options {
+        match option.key.as_str() {
+            "sink.create" => read.create = option.one_of(&[("true", true), ("false", false)])?,
+            "sink.null.key" => read.null_key = Some(option.value.clone()),
+            _ => return Err(option.unknown(&["sink.create", "sink.null.key"])),
+        }
+    }
+    Ok(read)
+}
+
+/// Reads the options of a `console://` table.
+pub(super) fn console(options: Vec<Written<'_>>) -> Result<SinkOptions, SqlError> {
+    let mut read = SinkOptions::default();
+    for option in options {
+        match option.key.as_str() {
+            "console.format" => {
+                read.console_format =
+                    Some(option.one_of(&[("table", ConsoleFormat::Table), ("json", ConsoleFormat::Json)])?);
+            }
+            _ => return Err(option.unknown(&["console.format"])),
+        }
+    }
+    Ok(read)
+}
+
+/// Reads the options of a `blackhole://` table: there are none.
+pub(super) fn blackhole(options: Vec<Written<'_>>) -> Result<SinkOptions, SqlError> {
+    match options.into_iter().next() {
+        None => Ok(SinkOptions::default()),
+        Some(option) => Err(option.error(format!("unknown option '{}'; a blackhole has no options", option.key))),
+    }
+}

@@ -1,0 +1,136 @@
+//! The steps that rows go through one by one: filters and projections, evaluated by DataFusion on whole batches.
+
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, RecordBatchOptions, UInt32Array};
+use arrow::compute::{cast, filter, filter_record_batch, prep_null_mask_filter};
+use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
+use datafusion::common::DFSchema;
+use datafusion::error::DataFusionError;
+use datafusion::execution::session_state::SessionState;
+use datafusion::logical_expr::Expr;
+use datafusion::logical_expr::physical_planning_context::PhysicalPlanningContext;
+use datafusion::physical_expr::{PhysicalExpr, create_physical_expr};
+
+/// Builds physical expressions.
+pub(super) fn physical(
+    expr: &Expr,
+    input: &DFSchema,
+    state: &SessionState,
+) -> Result<Arc<dyn PhysicalExpr>, DataFusionError> {
+    create_physical_expr(expr, input, state.execution_props(), &PhysicalPlanningContext::default())
+}
+
+/// One step.
+#[derive(Clone, Debug)]
+enum Step {
+    /// Keeps the rows of which the condition is true.
+    Filter(Arc<dyn PhysicalExpr>),
+    /// Makes new columns.
+    Project(Vec<Arc<dyn PhysicalExpr>>, SchemaRef),
+}
+
+/// Steps in the order in which they are done.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Pipeline {
+    steps: Vec<Step>,
+    filters: bool,
+}
+
+/// What is left of a batch.
+pub(super) struct Passed {
+    /// The rows.
+    pub(super) rows: RecordBatch,
+    /// Which rows of the input they were; `None`: all.
+    pub(super) origin: Option<UInt32Array>,
+}
+
+impl Passed {
+    /// Which row of the input a row was.
+    pub(super) fn origin(&self, row: usize) -> usize {
+        match &self.origin {
+            Some(origin) => origin.value(row) as usize,
+            None => row,
+        }
+    }
+}
+
+impl Pipeline {
+    /// Adds a filter.
+    pub(super) fn filter(&mut self, condition: Arc<dyn PhysicalExpr>) {
+        self.filters = true;
+        self.steps.push(Step::Filter(condition));
+    }
+
+    /// Adds a projection; `schema` names and types the new columns.
+    pub(super) fn project(&mut self, columns: Vec<Arc<dyn PhysicalExpr>>, schema: &Schema) {
+        self.steps.push(Step::Project(columns, nullable(schema)));
+    }
+
+    /// Whether rows can be left out.
+    pub(super) fn has_filter(&self) -> bool {
+        self.filters
+    }
+
+    /// Takes a batch through all steps. Fails if a single row fails.
+    pub(super) fn run(&self, batch: &RecordBatch) -> Result<Passed, DataFusionError> {
+        let mut rows = batch.clone();
+        let mut origin: Option<UInt32Array> = None;
+        for step in &self.steps {
+            match step {
+                Step::Filter(condition) => {
+                    let keep = boolean(condition.as_ref(), &rows)?;
+                    if keep.true_count() == rows.num_rows() {
+                        continue;
+                    }
+                    let before = match origin.take() {
+                        Some(origin) => origin,
+                        None => UInt32Array::from_iter_values(0..rows.num_rows() as u32),
+                    };
+                    origin = Some(filter(&before, &keep)?.as_primitive().clone());
+                    rows = filter_record_batch(&rows, &keep)?;
+                }
+                Step::Project(columns, schema) => {
+                    let count = rows.num_rows();
+                    let arrays = columns
+                        .iter()
+                        .zip(schema.fields())
+                        .map(|(column, field)| conform(column.evaluate(&rows)?.into_array(count)?, field.data_type()))
+                        .collect::<Result<Vec<_>, _>>()?;
+                    rows = batch_of(schema, arrays, count)?;
+                }
+            }
+        }
+        Ok(Passed { rows, origin })
+    }
+}
+
+/// A condition's value for each row; NULL is not true.
+pub(super) fn boolean(condition: &dyn PhysicalExpr, rows: &RecordBatch) -> Result<BooleanArray, DataFusionError> {
+    let value = condition.evaluate(rows)?.into_array(rows.num_rows())?;
+    let Some(value) = value.as_boolean_opt() else {
+        return Err(DataFusionError::Internal(format!("the condition {condition} is not BOOLEAN")));
+    };
+    Ok(if value.null_count() > 0 { prep_null_mask_filter(value) } else { value.clone() })
+}
+
+/// A batch of so many rows, which also holds when there are no columns.
+pub(super) fn batch_of(
+    schema: &SchemaRef,
+    columns: Vec<ArrayRef>,
+    rows: usize,
+) -> Result<RecordBatch, DataFusionError> {
+    let options = RecordBatchOptions::new().with_row_count(Some(rows));
+    Ok(RecordBatch::try_new_with_options(Arc::clone(schema), columns, &options)?)
+}
+
+/// An array in the type that was planned; kernels sometimes name nested fields otherwise.
+pub(super) fn conform(array: ArrayRef, data_type: &DataType) -> Result<ArrayRef, DataFusionError> {
+    Ok(if array.data_type() == data_type { array } else { cast(&array, data_type)? })
+}
+
+/// The schema with all columns nullable and without metadata, so that batches from different ways agree.
+pub(super) fn nullable(schema: &Schema) -> SchemaRef {
+    let fields = schema.fields().iter().map(|field| Field::new(field.name(), field.data_type().clone(), true));
+    Arc::new(Schema::new(fields.collect::<Vec<_>>()))
+}

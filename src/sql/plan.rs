@@ -1,0 +1,381 @@
+//! From the statements to the two halves of the query.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use arrow::datatypes::{DataType, Field, Schema};
+use arrow::row::{RowConverter, SortField};
+use datafusion::common::DFSchema;
+use datafusion::error::DataFusionError;
+use datafusion::execution::session_state::SessionState;
+use datafusion::logical_expr::{Aggregate, LogicalPlan, TableScan};
+use datafusion::optimizer::common_subexpr_eliminate::CommonSubexprEliminate;
+use datafusion::optimizer::optimize_projections::OptimizeProjections;
+use datafusion::optimizer::push_down_filter::PushDownFilter;
+use datafusion::optimizer::simplify_expressions::SimplifyExpressions;
+use datafusion::optimizer::{Optimizer, OptimizerContext};
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_expr::expressions::Column;
+use strandline_actors::pointer::ShardId;
+use strandline_actors::ports::{KeyedOperator, Query, SourceStage};
+use strandline_actors::position::SourcePartition;
+
+use super::aggregation::{Aggregation, check_keys};
+use super::decode::Decoding;
+use super::error::{SqlError, Text};
+use super::fingerprint::{Described, fingerprint};
+use super::key;
+use super::metadata::Metadata;
+use super::operator::{AggregateOperator, AggregatePlan};
+use super::options::{BadRecords, NullValue};
+use super::passthrough::{PassThrough, SinkKey};
+use super::pipeline::{Pipeline, nullable, physical};
+use super::shape::{Shape, refuse_unstable};
+use super::stage::{BatchStage, Origin, Route, Rule, StagePlan};
+use super::statements::{self, InsertInto, SourceTable, Statements};
+use crate::catalog::{KafkaTopic, SinkTable};
+
+/// A checked pipeline.
+#[derive(Clone, Debug)]
+pub struct Plan {
+    /// The topics that are read; a source's number is its place here.
+    pub sources: Vec<KafkaTopic>,
+    /// The table that is written.
+    pub sink: SinkTable,
+    /// Tells plans apart whose stored states do not fit each other.
+    pub fingerprint: String,
+    /// The plan in words, a line for each part: what is read, filtered, grouped, kept and written. Plans with different
+    /// fingerprints have different descriptions.
+    pub description: String,
+    stage: Arc<StagePlan>,
+    second: Second,
+}
+
+/// The second half of a query.
+#[derive(Clone, Debug)]
+enum Second {
+    Aggregate(Arc<AggregatePlan>),
+    PassThrough(Option<Arc<SinkKey>>),
+}
+
+/// Checks the statements and makes a plan of them.
+pub fn plan(sql: &str) -> Result<Plan, SqlError> {
+    let text = Text::new(sql);
+    let statements = statements::read(sql, &text)?;
+    let insert = match statements.inserts.as_slice() {
+        [insert] => insert,
+        [] => {
+            return Err(SqlError::new(
+                "the statements insert into nothing: add INSERT INTO <table> SELECT ... FROM <table>",
+            ));
+        }
+        [_, second, ..] => {
+            return Err(SqlError::at(
+                "several INSERT INTO are not supported yet: all would have to move together; run one pipeline for each",
+                second.place,
+            ));
+        }
+    };
+    planned(&statements, insert).map_err(|error| error.or_at(insert.place))
+}
+
+fn planned(statements: &Statements, insert: &InsertInto) -> Result<Plan, SqlError> {
+    let state = statements.context.state();
+    let analysed = state.analyzer().execute_and_check(insert.query.clone(), state.config_options(), |_, _| {})?;
+    let shape = Shape::of(&analysed)?;
+    let Some(sink) = statements.sinks.get(&insert.sink) else {
+        return Err(SqlError::new(format!("there is no table {} to insert into", insert.sink)));
+    };
+    let Some(source) = statements.sources.get(&shape.table) else {
+        return Err(SqlError::new(format!("{} is a table to write to; only kafka:// tables can be read", shape.table)));
+    };
+    key::check(&shape, sink)?;
+    if let Some(grouping) = &shape.grouping {
+        check_keys(&grouping.groups, &grouping.group_types).map_err(SqlError::new)?;
+    }
+    let optimised = optimise(analysed)?;
+    Builder { state: &state, source, sink, shape: &shape }.build(&optimised)
+}
+
+/// The rewrites that are worth it and keep the shape. DataFusion's others are for joins, subqueries and sorting; one of
+/// them would nest aggregates.
+fn optimise(plan: LogicalPlan) -> Result<LogicalPlan, DataFusionError> {
+    let optimizer = Optimizer::with_rules(vec![
+        Arc::new(SimplifyExpressions::new()),
+        Arc::new(PushDownFilter::new()),
+        Arc::new(CommonSubexprEliminate::new()),
+        Arc::new(OptimizeProjections::new()),
+    ]);
+    let context = OptimizerContext::new().without_query_execution_start_time().with_skip_failing_rules(false);
+    optimizer.optimize(plan, &context, |_, _| {})
+}
+
+/// An optimised plan as a list: the scan, the steps, and where the aggregation is among them.
+struct Flat<'a> {
+    scan: &'a TableScan,
+    before: Vec<&'a LogicalPlan>,
+    aggregate: Option<&'a Aggregate>,
+    after: Vec<&'a LogicalPlan>,
+}
+
+fn flatten(plan: &LogicalPlan) -> Result<Flat<'_>, SqlError> {
+    let mut steps = Vec::new();
+    let mut after = Vec::new();
+    let mut aggregate = None;
+    let mut node = plan;
+    loop {
+        node = match node {
+            LogicalPlan::TableScan(scan) if scan.filters.is_empty() && scan.fetch.is_none() => {
+                steps.reverse();
+                return Ok(Flat { scan, before: steps, aggregate, after });
+            }
+            LogicalPlan::SubqueryAlias(alias) => alias.input.as_ref(),
+            LogicalPlan::Projection(projection) => {
+                steps.push(node);
+                projection.input.as_ref()
+            }
+            LogicalPlan::Filter(filter) => {
+                steps.push(node);
+                filter.input.as_ref()
+            }
+            LogicalPlan::Aggregate(found) if aggregate.is_none() => {
+                aggregate = Some(found);
+                after = std::mem::take(&mut steps);
+                after.reverse();
+                found.input.as_ref()
+            }
+            other => {
+                return Err(SqlError::new(format!(
+                    "the optimised query has a step that is not supported: {}",
+                    other.display()
+                )));
+            }
+        };
+    }
+}
+
+struct Builder<'a> {
+    state: &'a SessionState,
+    source: &'a SourceTable,
+    sink: &'a SinkTable,
+    shape: &'a Shape,
+}
+
+impl Builder<'_> {
+    fn build(&self, optimised: &LogicalPlan) -> Result<Plan, SqlError> {
+        let flat = flatten(optimised)?;
+        let scanned = self.scanned();
+        let projection: Vec<usize> = match &flat.scan.projection {
+            Some(projection) => projection.clone(),
+            None => (0..scanned.fields().len()).collect(),
+        };
+        let used = self.used(&scanned, &projection)?;
+        let input = Schema::new(used.iter().map(|column| scanned.field(*column).clone()).collect::<Vec<_>>());
+        let rules = self.rules(&input)?;
+
+        let mut pipeline = Pipeline::default();
+        if used != projection {
+            let columns = projection.iter().map(|column| {
+                let place = used.iter().position(|used| used == column).unwrap_or_default();
+                Arc::new(Column::new(scanned.field(*column).name(), place)) as Arc<dyn PhysicalExpr>
+            });
+            pipeline.project(columns.collect(), flat.scan.projected_schema.as_arrow());
+        }
+        self.steps(&flat.before, &mut pipeline)?;
+
+        let mut state_schema = None;
+        let (route, second) = match flat.aggregate {
+            Some(node) => {
+                let (aggregation, preparation) = Aggregation::new(node, self.state)?;
+                pipeline.project(preparation.columns, &preparation.schema);
+                let mut after = Pipeline::default();
+                self.steps(&flat.after, &mut after)?;
+                state_schema = Some(Arc::clone(&aggregation.partial));
+                let plan = AggregatePlan { aggregation: aggregation.clone(), pipeline: after };
+                (Route::Group(aggregation), Second::Aggregate(Arc::new(plan)))
+            }
+            None => match self.sink_key()? {
+                Some(key) => {
+                    (Route::Key(key.columns.clone(), Arc::clone(&key.schema)), Second::PassThrough(Some(Arc::new(key))))
+                }
+                None => (Route::Offset, Second::PassThrough(None)),
+            },
+        };
+
+        let fields: Vec<_> = input.fields().iter().map(|field| field.as_ref().clone()).collect();
+        let described = Described {
+            shape: self.shape,
+            source: self.source,
+            sink: self.sink,
+            used: &fields,
+            state: state_schema.as_deref(),
+        };
+        let description = described.text();
+        let stage = self.stage(&input, rules, pipeline, route)?;
+        Ok(Plan {
+            sources: vec![self.topic(&input)],
+            sink: self.sink.clone(),
+            fingerprint: fingerprint(&description),
+            description,
+            stage: Arc::new(stage),
+            second,
+        })
+    }
+
+    /// All columns that a scan can have: the declared ones, then metadata.
+    fn scanned(&self) -> Schema {
+        let metadata = Metadata::ALL.into_iter().map(Metadata::field);
+        Schema::new(self.source.columns.fields().iter().cloned().chain(metadata).collect::<Vec<_>>())
+    }
+
+    /// The columns that are read: what the query and the rules use, and what must not be NULL.
+    fn used(&self, scanned: &Schema, projection: &[usize]) -> Result<Vec<usize>, SqlError> {
+        let mut used: BTreeSet<usize> = projection.iter().copied().collect();
+        let required = self.source.columns.fields().iter().enumerate().filter(|(_, field)| !field.is_nullable());
+        used.extend(required.map(|(column, _)| column));
+        let all = DFSchema::try_from(scanned.clone())?;
+        for rule in &self.source.options.rules {
+            let expr = self.state.create_logical_expr(&rule.condition, &all);
+            let expr = expr.map_err(|error| self.rule_error(&rule.name, SqlError::from(error), rule.place))?;
+            for column in expr.column_refs() {
+                used.insert(scanned.index_of(&column.name).map_err(DataFusionError::from)?);
+            }
+        }
+        Ok(used.into_iter().collect())
+    }
+
+    fn rule_error(&self, name: &str, error: SqlError, place: Option<super::error::Place>) -> SqlError {
+        SqlError::at(format!("table {}: rule '{name}': {}", self.source.name, error.message), place)
+    }
+
+    fn rules(&self, input: &Schema) -> Result<Vec<Rule>, SqlError> {
+        let schema = DFSchema::try_from(input.clone())?;
+        let rule = |text: &super::options::RuleText| -> Result<Rule, SqlError> {
+            let expr = self.state.create_logical_expr(&text.condition, &schema)?;
+            refuse_unstable(&expr)?;
+            let condition = self.state.create_physical_expr(expr, &schema)?;
+            match condition.data_type(input)? {
+                DataType::Boolean => Ok(Rule { name: text.name.clone(), condition }),
+                other => Err(SqlError::new(format!("`{}` is {other}, not a condition", text.condition))),
+            }
+        };
+        let rules = self.source.options.rules.iter();
+        rules.map(|text| rule(text).map_err(|error| self.rule_error(&text.name, error, text.place))).collect()
+    }
+
+    fn steps(&self, nodes: &[&LogicalPlan], pipeline: &mut Pipeline) -> Result<(), SqlError> {
+        for node in nodes {
+            match node {
+                LogicalPlan::Filter(filter) => {
+                    pipeline.filter(physical(&filter.predicate, filter.input.schema(), self.state)?);
+                }
+                LogicalPlan::Projection(projection) => {
+                    let input = projection.input.schema();
+                    let columns = projection.expr.iter().map(|expr| physical(expr, input, self.state));
+                    pipeline.project(columns.collect::<Result<_, _>>()?, projection.schema.as_arrow());
+                }
+                _ => {}
+            }
+        }
+        Ok(())
+    }
+
+    fn sink_key(&self) -> Result<Option<SinkKey>, SqlError> {
+        let key = &self.sink.primary_key;
+        if key.is_empty() {
+            return Ok(None);
+        }
+        let columns = key
+            .iter()
+            .map(|name| self.sink.schema.index_of(name))
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(DataFusionError::from)?;
+        let schema = self.sink.schema.project(&columns).map_err(DataFusionError::from)?;
+        for field in schema.fields() {
+            if !RowConverter::supports_fields(&[SortField::new(field.data_type().clone())]) {
+                return Err(SqlError::new(format!(
+                    "column {} of the primary key of {} is {}, which cannot be a key",
+                    field.name(),
+                    self.sink.name,
+                    field.data_type()
+                )));
+            }
+        }
+        Ok(Some(SinkKey { columns, schema: nullable(&schema) }))
+    }
+
+    fn stage(&self, input: &Schema, rules: Vec<Rule>, pipeline: Pipeline, route: Route) -> Result<StagePlan, SqlError> {
+        let mut decoded: Vec<Field> = Vec::new();
+        let mut origins = Vec::new();
+        for field in input.fields() {
+            match Metadata::ALL.into_iter().find(|metadata| metadata.name() == field.name()) {
+                Some(metadata) => origins.push(Origin::Metadata(metadata)),
+                None => {
+                    origins.push(Origin::Decoded(decoded.len()));
+                    decoded.push(field.as_ref().clone());
+                }
+            }
+        }
+        let names = self.source.columns.fields().iter().map(|field| field.name().clone());
+        let decoding = Decoding {
+            schema: Arc::new(Schema::new(decoded)),
+            all_columns: names.collect(),
+            options: self.source.options.json.clone(),
+        };
+        if let Err(error) = decoding.decoder() {
+            return Err(SqlError::at(format!("table {}: {error}", self.source.name), self.source.place));
+        }
+        Ok(StagePlan {
+            decoding,
+            columns: nullable(input),
+            origins,
+            rules,
+            pipeline,
+            route,
+            bad_records: self.source.options.bad_records,
+            null_value: self.source.options.null_value,
+        })
+    }
+
+    fn topic(&self, input: &Schema) -> KafkaTopic {
+        let options = &self.source.options;
+        let uses = |metadata: Metadata| input.index_of(metadata.name()).is_ok();
+        let dead_letters = options.bad_records == BadRecords::DeadLetter || options.null_value == NullValue::DeadLetter;
+        KafkaTopic {
+            table: self.source.name.clone(),
+            topic: self.source.topic.clone(),
+            starting_offsets: options.starting_offsets.clone(),
+            max_offsets_per_batch: options.max_offsets_per_batch,
+            on_data_loss: options.on_data_loss,
+            properties: options.properties.clone(),
+            // A dead letter keeps the key, so that the record can be repeated.
+            keys: uses(Metadata::Key) || dead_letters,
+            headers: uses(Metadata::Headers),
+        }
+    }
+}
+
+impl Plan {
+    /// The two halves of the query, for so many shards.
+    pub fn query(&self) -> Arc<dyn Query> {
+        Arc::new(Halves { stage: Arc::clone(&self.stage), second: self.second.clone() })
+    }
+}
+
+struct Halves {
+    stage: Arc<StagePlan>,
+    second: Second,
+}
+
+impl Query for Halves {
+    fn source_stage(&self, partition: &SourcePartition) -> Box<dyn SourceStage> {
+        Box::new(BatchStage::new(Arc::clone(&self.stage), partition))
+    }
+
+    fn operator(&self, _shard: ShardId) -> Box<dyn KeyedOperator> {
+        match &self.second {
+            Second::Aggregate(plan) => Box::new(AggregateOperator::new(Arc::clone(plan))),
+            Second::PassThrough(key) => Box::new(PassThrough::new(key.clone())),
+        }
+    }
+}

@@ -1,0 +1,216 @@
+//! What a query means, with all views, subqueries and aliases resolved: which rows it takes, how it groups them, what it
+//! computes, and what it writes.
+//!
+//! The shape is read off the analysed plan, before any optimisation, so that it does not depend on how DataFusion
+//! rewrites a query. The checks of the key, the description and the fingerprint are made from it.
+
+use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
+use datafusion::common::{Column, TableReference};
+use datafusion::logical_expr::{Aggregate, Expr, LogicalPlan, Volatility, WriteOp};
+
+use super::error::SqlError;
+
+/// A query without its names.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Shape {
+    /// The table that is read.
+    pub(super) table: String,
+    /// The conditions that rows must satisfy, over the table's columns.
+    pub(super) filters: Vec<Expr>,
+    /// How rows are grouped; `None`: not at all.
+    pub(super) grouping: Option<Grouping>,
+    /// The conditions that groups must satisfy, over [`group`] and [`aggregate`] columns.
+    pub(super) having: Vec<Expr>,
+    /// What is written into each column: over the table's columns, or over [`group`] and [`aggregate`] columns.
+    pub(super) output: Vec<(String, Expr)>,
+}
+
+/// How rows are grouped, over the table's columns.
+#[derive(Clone, Debug)]
+pub(super) struct Grouping {
+    pub(super) groups: Vec<Expr>,
+    pub(super) group_types: Vec<arrow::datatypes::DataType>,
+    pub(super) aggregates: Vec<Expr>,
+}
+
+const GROUP: &str = "group";
+const AGGREGATE: &str = "aggregate";
+
+/// If an expression is one of the columns that stand for group expressions: which.
+pub(super) fn group(expr: &Expr) -> Option<usize> {
+    numbered(expr, GROUP)
+}
+
+/// If an expression is one of the columns that stand for aggregates: which.
+pub(super) fn aggregate(expr: &Expr) -> Option<usize> {
+    numbered(expr, AGGREGATE)
+}
+
+fn numbered(expr: &Expr, kind: &str) -> Option<usize> {
+    match expr {
+        Expr::Column(Column { relation: Some(relation), name, .. }) if relation.schema() == Some(kind) => {
+            name.parse().ok()
+        }
+        _ => None,
+    }
+}
+
+fn stand_in(kind: &str, number: usize) -> Expr {
+    Expr::Column(Column::new(Some(TableReference::partial(kind, "")), number.to_string()))
+}
+
+impl Shape {
+    /// Reads the shape off an analysed plan; refuses every plan that is not one table, filtered and projected, at most
+    /// once aggregated, filtered and projected again.
+    pub(super) fn of(plan: &LogicalPlan) -> Result<Self, SqlError> {
+        let mut shape = Self::default();
+        let output = shape.resolve(plan)?;
+        let names = plan.schema().fields().iter().map(|field| field.name().clone());
+        shape.output = names.zip(output).collect();
+        Ok(shape)
+    }
+
+    /// The expressions that a node's columns stand for.
+    fn resolve(&mut self, plan: &LogicalPlan) -> Result<Vec<Expr>, SqlError> {
+        match plan {
+            LogicalPlan::TableScan(scan) => {
+                self.table = scan.table_name.table().to_owned();
+                let fields = scan.projected_schema.fields().iter();
+                Ok(fields.map(|field| Expr::Column(Column::from_name(field.name()))).collect())
+            }
+            LogicalPlan::SubqueryAlias(alias) => self.resolve(&alias.input),
+            LogicalPlan::Projection(projection) => {
+                let below = self.resolve(&projection.input)?;
+                projection.expr.iter().map(|expr| inline(expr, &projection.input, &below)).collect()
+            }
+            LogicalPlan::Filter(filter) => {
+                let below = self.resolve(&filter.input)?;
+                let condition = inline(&filter.predicate, &filter.input, &below)?;
+                let conditions = datafusion::logical_expr::utils::split_conjunction_owned(condition);
+                match self.grouping {
+                    None => self.filters.extend(conditions),
+                    Some(_) => self.having.extend(conditions),
+                }
+                Ok(below)
+            }
+            LogicalPlan::Aggregate(aggregate) => self.aggregate(aggregate),
+            other => Err(SqlError::new(format!(
+                "{} is not supported yet: a query reads one table, filters, groups at most once and filters again",
+                node(other)
+            ))),
+        }
+    }
+
+    fn aggregate(&mut self, aggregate: &Aggregate) -> Result<Vec<Expr>, SqlError> {
+        let below = self.resolve(&aggregate.input)?;
+        if self.grouping.is_some() {
+            return Err(SqlError::new(
+                "an aggregate over an aggregate is not supported: the inner results keep changing, so each change would \
+                 have to be taken back from the outer ones",
+            ));
+        }
+        let inlined = |exprs: &[Expr]| -> Result<Vec<Expr>, SqlError> {
+            exprs.iter().map(|expr| inline(expr, &aggregate.input, &below)).collect()
+        };
+        let groups = inlined(&aggregate.group_expr)?;
+        let aggregates = inlined(&aggregate.aggr_expr)?;
+        let fields = aggregate.schema.fields().iter();
+        let group_types = fields.take(groups.len()).map(|field| field.data_type().clone()).collect();
+        let columns = (0..groups.len())
+            .map(|number| stand_in(GROUP, number))
+            .chain((0..aggregates.len()).map(|number| stand_in(AGGREGATE, number)))
+            .collect();
+        self.grouping = Some(Grouping { groups, group_types, aggregates });
+        Ok(columns)
+    }
+
+    /// An expression in words: with what the columns stand for in their place.
+    pub(super) fn display(&self, expr: &Expr) -> String {
+        let named = expr.clone().transform_up(|expr| {
+            let Some(grouping) = &self.grouping else { return Ok(Transformed::no(expr)) };
+            let meant = match (group(&expr), aggregate(&expr)) {
+                (Some(number), _) => grouping.groups.get(number),
+                (_, Some(number)) => grouping.aggregates.get(number),
+                _ => None,
+            };
+            Ok(match meant {
+                Some(meant) => Transformed::yes(meant.clone()),
+                None => Transformed::no(expr),
+            })
+        });
+        match named {
+            Ok(named) => named.data.to_string(),
+            Err(_) => expr.to_string(),
+        }
+    }
+}
+
+/// Puts what the input's columns stand for into an expression, and leaves its aliases out.
+fn inline(expr: &Expr, input: &LogicalPlan, below: &[Expr]) -> Result<Expr, SqlError> {
+    let schema = input.schema();
+    let inlined = expr.clone().transform_up(|expr| match expr {
+        Expr::Column(column) => {
+            let index = schema.index_of_column(&column)?;
+            Ok(Transformed::yes(below[index].clone()))
+        }
+        Expr::Alias(alias) => Ok(Transformed::yes(*alias.expr)),
+        other => Ok(Transformed::no(other)),
+    })?;
+    refuse_unstable(&inlined.data)?;
+    Ok(inlined.data)
+}
+
+/// Refuses what would give another result when it is computed again, and what no step of a pipeline can evaluate. The
+/// text was searched before; this holds whatever a function was called there.
+pub(super) fn refuse_unstable(expr: &Expr) -> Result<(), SqlError> {
+    let mut refused = None;
+    expr.apply(|expr| {
+        let volatility = match expr {
+            Expr::ScalarFunction(call) => Some((call.func.name().to_owned(), call.func.signature().volatility)),
+            Expr::HigherOrderFunction(call) => Some((call.func.name().to_owned(), call.func.signature().volatility)),
+            _ => None,
+        };
+        refused = match (expr, volatility) {
+            (_, Some((name, volatility))) if volatility != Volatility::Immutable => Some(format!(
+                "{name}() changes from run to run, so a record that is processed again after a crash would give another \
+                 result; the record's own time is in the column _timestamp"
+            )),
+            (Expr::WindowFunction(_), _) => Some("window functions are not supported: a stream has no last row".into()),
+            (Expr::Unnest(_), _) => {
+                Some("unnest(...) is not supported yet: one record makes at most one row so far".into())
+            }
+            (Expr::Exists(_) | Expr::InSubquery(_) | Expr::ScalarSubquery(_) | Expr::SetComparison(_), _) => {
+                Some("a subquery inside an expression is not supported yet: it would be a join".into())
+            }
+            (Expr::GroupingSet(_), _) => {
+                Some("GROUPING SETS are not supported yet: write one query per grouping".into())
+            }
+            (Expr::Placeholder(_) | Expr::ScalarVariable(..) | Expr::OuterReferenceColumn(..), _) => {
+                Some(format!("{expr} has no value here"))
+            }
+            _ => None,
+        };
+        Ok(if refused.is_some() { TreeNodeRecursion::Stop } else { TreeNodeRecursion::Continue })
+    })?;
+    match refused {
+        Some(message) => Err(SqlError::new(message)),
+        None => Ok(()),
+    }
+}
+
+fn node(plan: &LogicalPlan) -> &'static str {
+    match plan {
+        LogicalPlan::Window(_) => "a window function",
+        LogicalPlan::Sort(_) => "ORDER BY",
+        LogicalPlan::Join(_) => "JOIN",
+        LogicalPlan::Union(_) => "UNION",
+        LogicalPlan::Subquery(_) => "a subquery inside an expression",
+        LogicalPlan::EmptyRelation(_) | LogicalPlan::Values(_) => "a query without a kafka:// table",
+        LogicalPlan::Limit(_) => "LIMIT",
+        LogicalPlan::Distinct(_) => "DISTINCT",
+        LogicalPlan::Unnest(_) => "unnest",
+        LogicalPlan::RecursiveQuery(_) => "WITH RECURSIVE",
+        LogicalPlan::Dml(dml) if !matches!(dml.op, WriteOp::Insert(_)) => "changing rows",
+        _ => "this part of the query",
+    }
+}

@@ -1,0 +1,323 @@
+//! The kept state of one shard: for each key its latest row, in columns.
+//!
+//! Rows live in chunks of columns that are never changed. An index finds the row of a key by the key's encoding. A row
+//! that is replaced stays behind dead until half of its chunk is; then the living ones move on, so the dead never take
+//! more room than the living, and what a checkpoint costs follows what it changes.
+
+use arrow::array::{Array, ArrayRef, new_empty_array};
+use arrow::compute::interleave;
+use arrow::datatypes::{FieldRef, SchemaRef};
+use arrow::error::ArrowError;
+use arrow::row::Rows;
+use hashbrown::HashTable;
+
+use super::routing::{KeyEncoder, hash};
+
+/// Rows in a chunk at most, unless they came together.
+const CHUNK: usize = 64 * 1024;
+
+/// Where a row is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Address {
+    chunk: u32,
+    row: u32,
+}
+
+struct Chunk {
+    /// The encoded keys; `None` if there are no key columns, then there is one row.
+    keys: Option<Rows>,
+    hashes: Vec<u64>,
+    states: Vec<ArrayRef>,
+    living: usize,
+}
+
+impl Chunk {
+    fn key(&self, row: usize) -> &[u8] {
+        self.keys.as_ref().map_or(&[], |keys| keys.row(row).data())
+    }
+
+    fn bytes(&self) -> usize {
+        let states: usize = self.states.iter().map(|column| column.get_array_memory_size()).sum();
+        states + self.keys.as_ref().map_or(0, Rows::size) + self.hashes.capacity() * size_of::<u64>()
+    }
+}
+
+/// Rows of state by key.
+pub(super) struct StateTable {
+    encoder: KeyEncoder,
+    fields: Vec<FieldRef>,
+    chunks: Vec<Option<Chunk>>,
+    index: HashTable<Address>,
+    bytes: usize,
+}
+
+/// Keys to look up or to put: encoded once for both.
+pub(super) struct EncodedKeys {
+    keys: Option<Rows>,
+    hashes: Vec<u64>,
+}
+
+/// Earlier rows of keys that were looked up.
+pub(super) struct Found {
+    /// The number of each key that has a row, among those looked up.
+    pub(super) numbers: Vec<usize>,
+    /// Their state columns.
+    pub(super) states: Vec<ArrayRef>,
+}
+
+impl StateTable {
+    /// An empty table of rows with these key and state columns.
+    pub(super) fn new(keys: &SchemaRef, partial: &SchemaRef) -> Result<Self, ArrowError> {
+        Ok(Self {
+            encoder: KeyEncoder::new(keys)?,
+            fields: partial.fields()[keys.fields().len()..].to_vec(),
+            chunks: Vec::new(),
+            index: HashTable::new(),
+            bytes: 0,
+        })
+    }
+
+    /// The number of keys.
+    pub(super) fn len(&self) -> usize {
+        self.index.len()
+    }
+
+    /// About how much memory the table takes.
+    pub(super) fn bytes(&self) -> usize {
+        self.bytes + self.index.allocation_size()
+    }
+
+    /// Encodes `rows` keys.
+    pub(super) fn encode(&self, keys: &[ArrayRef], rows: usize) -> Result<EncodedKeys, ArrowError> {
+        let keys = self.encoder.encode(keys)?;
+        let hashes = match &keys {
+            Some(keys) => keys.iter().map(|key| hash(key.data())).collect(),
+            None => vec![hash(&[]); rows],
+        };
+        Ok(EncodedKeys { keys, hashes })
+    }
+
+    /// The rows that keys have.
+    pub(super) fn find(&self, keys: &EncodedKeys) -> Result<Found, ArrowError> {
+        let mut numbers = Vec::new();
+        let mut addresses = Vec::new();
+        for (number, hash) in keys.hashes.iter().enumerate() {
+            let key = keys.key(number);
+            if let Some(address) = self.index.find(*hash, |address| self.is(*address, *hash, key)) {
+                numbers.push(number);
+                addresses.push(*address);
+            }
+        }
+        Ok(Found { numbers, states: self.gather(&addresses)? })
+    }
+
+    /// Puts a row for each key, in place of the one that it had.
+    pub(super) fn put(&mut self, keys: EncodedKeys, states: &[ArrayRef]) -> Result<(), ArrowError> {
+        let rows = keys.hashes.len();
+        if rows == 0 {
+            return Ok(());
+        }
+        let EncodedKeys { keys, hashes } = keys;
+        let chunk = Chunk { keys, hashes, states: states.to_vec(), living: 0 };
+        let number = self.add(chunk);
+        let mut crowded = Vec::new();
+        for row in 0..rows {
+            let new = Address { chunk: number, row: row as u32 };
+            if let Some(old) = self.point(new) {
+                crowded.push(old.chunk);
+            }
+        }
+        crowded.sort_unstable();
+        crowded.dedup();
+        self.tidy(crowded, number)
+    }
+
+    /// Removes keys.
+    pub(super) fn remove(&mut self, keys: &EncodedKeys) -> Result<(), ArrowError> {
+        let mut crowded = Vec::new();
+        for (number, hash) in keys.hashes.iter().enumerate() {
+            let key = keys.key(number);
+            let chunks = &self.chunks;
+            if let Ok(entry) = self.index.find_entry(*hash, |address| is(chunks, *address, *hash, key)) {
+                let (address, _) = entry.remove();
+                self.bury(address);
+                crowded.push(address.chunk);
+            }
+        }
+        crowded.sort_unstable();
+        crowded.dedup();
+        self.tidy(crowded, u32::MAX)
+    }
+
+    fn is(&self, address: Address, hash: u64, key: &[u8]) -> bool {
+        is(&self.chunks, address, hash, key)
+    }
+
+    fn add(&mut self, chunk: Chunk) -> u32 {
+        self.bytes += chunk.bytes();
+        match self.chunks.iter().position(Option::is_none) {
+            Some(free) => {
+                self.chunks[free] = Some(chunk);
+                free as u32
+            }
+            None => {
+                self.chunks.push(Some(chunk));
+                (self.chunks.len() - 1) as u32
+            }
+        }
+    }
+
+    /// Lets the index point to a new row; answers the row that it replaced.
+    fn point(&mut self, new: Address) -> Option<Address> {
+        let chunks = &self.chunks;
+        let hash = hash_at(chunks, new);
+        let key = chunks[new.chunk as usize].as_ref().map_or(&[][..], |chunk| chunk.key(new.row as usize));
+        let entry = self.index.entry(hash, |address| is(chunks, *address, hash, key), |a| hash_at(chunks, *a));
+        let old = match entry {
+            hashbrown::hash_table::Entry::Occupied(mut entry) => Some(std::mem::replace(entry.get_mut(), new)),
+            hashbrown::hash_table::Entry::Vacant(entry) => {
+                entry.insert(new);
+                None
+            }
+        };
+        if let Some(old) = old {
+            self.bury(old);
+        }
+        if let Some(chunk) = &mut self.chunks[new.chunk as usize] {
+            chunk.living += 1;
+        }
+        old
+    }
+
+    fn bury(&mut self, address: Address) {
+        if let Some(chunk) = &mut self.chunks[address.chunk as usize] {
+            chunk.living -= 1;
+        }
+    }
+
+    /// Moves the living out of chunks that are mostly dead, and small chunks together.
+    fn tidy(&mut self, touched: Vec<u32>, newest: u32) -> Result<(), ArrowError> {
+        let mut moving = Vec::new();
+        let mut rows = 0;
+        for number in touched {
+            let Some(chunk) = &self.chunks[number as usize] else { continue };
+            if chunk.living * 2 < chunk.hashes.len() {
+                rows += chunk.living;
+                moving.push(number);
+            }
+        }
+        // As in a log-structured merge tree: chunks that are no larger than what has just come join it.
+        if let Some(Some(newest_chunk)) = self.chunks.get(newest as usize) {
+            let mut size = newest_chunk.living;
+            let mut small: Vec<_> = (0..self.chunks.len() as u32)
+                .filter(|number| *number != newest && !moving.contains(number))
+                .filter_map(|number| Some((self.chunks[number as usize].as_ref()?.living, number)))
+                .filter(|(living, _)| *living < CHUNK / 2)
+                .collect();
+            small.sort_unstable();
+            let mut joined = Vec::new();
+            for (living, number) in small {
+                if living > size || size + living > CHUNK {
+                    break;
+                }
+                size += living;
+                joined.push(number);
+            }
+            if !joined.is_empty() {
+                moving.extend(joined);
+                moving.push(newest);
+                rows = moving.iter().filter_map(|n| self.chunks[*n as usize].as_ref()).map(|c| c.living).sum();
+            }
+        }
+        if moving.is_empty() {
+            return Ok(());
+        }
+        self.relocate(&moving, rows)
+    }
+
+    fn relocate(&mut self, moving: &[u32], rows: usize) -> Result<(), ArrowError> {
+        let mut addresses = Vec::with_capacity(rows);
+        for number in moving {
+            let Some(chunk) = &self.chunks[*number as usize] else { continue };
+            for (row, hash) in chunk.hashes.iter().enumerate() {
+                let address = Address { chunk: *number, row: row as u32 };
+                if self.index.find(*hash, |at| *at == address).is_some() {
+                    addresses.push(address);
+                }
+            }
+        }
+        for part in addresses.chunks(CHUNK) {
+            let states = self.gather(part)?;
+            let hashes: Vec<_> = part.iter().map(|address| hash_at(&self.chunks, *address)).collect();
+            let mut keys = self.encoder.empty(part.len());
+            if let Some(keys) = &mut keys {
+                for address in part {
+                    if let Some(Chunk { keys: Some(old), .. }) = &self.chunks[address.chunk as usize] {
+                        keys.push(old.row(address.row as usize));
+                    }
+                }
+            }
+            let number = self.add(Chunk { keys, hashes, states, living: 0 });
+            for (row, old) in part.iter().enumerate() {
+                let hash = hash_at(&self.chunks, *old);
+                if let Some(at) = self.index.find_mut(hash, |at| at == old) {
+                    *at = Address { chunk: number, row: row as u32 };
+                }
+                self.bury(*old);
+                if let Some(chunk) = &mut self.chunks[number as usize] {
+                    chunk.living += 1;
+                }
+            }
+        }
+        for number in moving {
+            if let Some(chunk) = self.chunks[*number as usize].take() {
+                debug_assert_eq!(chunk.living, 0, "every living row has moved");
+                self.bytes -= chunk.bytes();
+            }
+        }
+        Ok(())
+    }
+
+    /// The state columns of some rows.
+    fn gather(&self, addresses: &[Address]) -> Result<Vec<ArrayRef>, ArrowError> {
+        if addresses.is_empty() {
+            return Ok(self.fields.iter().map(|field| new_empty_array(field.data_type())).collect());
+        }
+        // Only the chunks that are needed, in the order in which they are met first.
+        let mut places = vec![usize::MAX; self.chunks.len()];
+        let mut chunks = Vec::new();
+        let mut positions = Vec::with_capacity(addresses.len());
+        for address in addresses {
+            let place = &mut places[address.chunk as usize];
+            if *place == usize::MAX
+                && let Some(chunk) = &self.chunks[address.chunk as usize]
+            {
+                *place = chunks.len();
+                chunks.push(chunk);
+            }
+            positions.push((*place, address.row as usize));
+        }
+        (0..self.fields.len())
+            .map(|column| {
+                let arrays: Vec<&dyn Array> = chunks.iter().map(|chunk| chunk.states[column].as_ref()).collect();
+                interleave(&arrays, &positions)
+            })
+            .collect()
+    }
+}
+
+fn is(chunks: &[Option<Chunk>], address: Address, hash: u64, key: &[u8]) -> bool {
+    chunks[address.chunk as usize]
+        .as_ref()
+        .is_some_and(|chunk| chunk.hashes[address.row as usize] == hash && chunk.key(address.row as usize) == key)
+}
+
+fn hash_at(chunks: &[Option<Chunk>], address: Address) -> u64 {
+    chunks[address.chunk as usize].as_ref().map_or(0, |chunk| chunk.hashes[address.row as usize])
+}
+
+impl EncodedKeys {
+    fn key(&self, number: usize) -> &[u8] {
+        self.keys.as_ref().map_or(&[], |keys| keys.row(number).data())
+    }
+}
