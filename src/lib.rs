@@ -6,8 +6,11 @@
 
 pub mod cassandra;
 pub mod catalog;
+pub mod cli;
 pub mod kafka;
+pub mod service;
 pub mod settings;
 pub mod sinks;
 pub mod sql;
 pub mod stores;
+pub mod telemetry;
