@@ -193,7 +193,7 @@ fn null_key(text: &str, from: &DataType, conversion: &Conversion) -> Result<Vec<
     let text: ArrayRef = Arc::new(StringArray::from(vec![text]));
     let options = CastOptions { safe: false, ..CastOptions::default() };
     let value = cast_with_options(&text, from, &options).map_err(|error| error.to_string())?;
-    let value = conversion.normalize(&value).map_err(|error| error.to_string())?;
+    let value = conversion.normalize(&value)?;
     let mut cell = Vec::new();
     conversion.write(&value, 0, &mut cell).map_err(|unfit| format!("it {unfit}"))?;
     Ok(cell)
