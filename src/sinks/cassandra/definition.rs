@@ -185,9 +185,12 @@ impl Types<'_> {
     /// The CQL type with the same values as an Arrow type. `path` names the types that have to be made for it.
     fn cql(&mut self, from: &DataType, key: bool, frozen: bool, path: &str) -> Option<String> {
         let from = plain(from);
-        let collection = if let Some(item) = item(from) {
-            format!("list<{}>", self.cql(item, key, true, &format!("{path}_item"))?)
-        } else if let Some((from_key, from_value)) = entry(from) {
+        if let Some(item) = item(from) {
+            // A list that is not frozen cannot be written twice without doubling its elements.
+            let item = self.cql(item, key, true, &format!("{path}_item"))?;
+            return Some(format!("frozen<list<{item}>>"));
+        }
+        let collection = if let Some((from_key, from_value)) = entry(from) {
             // Maps are left out of keys, since the same one can be written in several orders.
             if key {
                 return None;

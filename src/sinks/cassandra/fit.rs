@@ -79,6 +79,11 @@ impl<'a> Fit<'a> {
                     problems
                         .push(format!("{name} is a counter, which can only be added to, so nothing can be repeated"));
                 }
+                // The elements of such a list have no identity of their own: Cassandra gives each a new one every time.
+                Some(column) if column.cql.starts_with("list<") => problems.push(format!(
+                    "{name} is {}, whose elements would be doubled by a repeated delivery; frozen<{}> can be written",
+                    column.cql, column.cql
+                )),
                 Some(_) => {}
             }
         }
