@@ -5,6 +5,7 @@
 mod cassandra_connection;
 mod cassandra_sink;
 mod cassandra_store;
+mod end_to_end;
 mod kafka_source;
 mod proxy;
 mod store_conformance;
