@@ -5,4 +5,5 @@
 //! implements a port of `strandline_actors`, which holds the protocol.
 
 pub mod catalog;
+pub mod formats;
 pub mod settings;
