@@ -4,6 +4,13 @@
 //! This crate is the service: settings, SQL planning, formats, sources, stores, sinks and the command line. Each adapter
 //! implements a port of `strandline_actors`, which holds the protocol.
 
+pub mod cassandra;
 pub mod catalog;
+pub mod cli;
+pub mod kafka;
+pub mod service;
 pub mod settings;
+pub mod sinks;
 pub mod sql;
+pub mod stores;
+pub mod telemetry;

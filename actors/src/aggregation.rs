@@ -13,15 +13,14 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::child::{Cause, Exit};
-use crate::committer::OffsetCommitter;
+use crate::committer::{OffsetCommitter, read_segment};
 use crate::credit::Credit;
 use crate::env::Env;
 use crate::lane::{self, Decision};
 use crate::message::{Checkpoint, Claim, Crash, Flush, Incarnation, LaneBatch, LaneReply, Register, Registered};
 use crate::pointer::{Attempt, Base, Pointer, SegmentKind, ShardId};
-use crate::ports::{DeadLetter, KeyedOperator, StageError, StateDelta, StoreError};
+use crate::ports::{DeadLetter, KeyedOperator, StageError, StateDelta};
 use crate::position::{Counts, PartitionKey, Position, Vector, Watermark};
-use crate::segment;
 
 /// Segments that are read at the same time while a shard loads.
 const LOADING: usize = 4;
@@ -163,7 +162,8 @@ impl AggregationActor {
         let since = self.last_checkpoint.elapsed();
         let tuning = &self.env.pipeline.tuning;
         (self.rows_changed && self.interval_over)
-            || (self.moved && since >= tuning.quiet_interval)
+            // Also when nothing has changed: so a process that lost its shards learns of it.
+            || since >= tuning.quiet_interval
             || self.operator.pending_bytes() >= tuning.pending_bytes
             || (!self.flushing.is_empty() && (self.rows_changed || self.moved))
     }
@@ -341,32 +341,17 @@ async fn load(
         return std::future::pending().await;
     };
     let pointer = *claimed?;
+    let base = pointer.base();
     let reads = pointer.content.state.iter().map(|reference| {
         let env = &env;
         async move {
-            let read = || env.pipeline.store.read_segment(&reference.key);
-            let bytes = env.patiently("reading state", read).await?;
-            let batches = segment::decode(reference, &bytes).map_err(|error| StoreError::Corrupt(error.to_string()))?;
             let SegmentKind::State { table } = reference.kind else {
-                return Err(StoreError::Corrupt(format!("the pointer of shard {shard} lists output as state")));
+                return Err(Cause::Halt(format!("the pointer of shard {shard} lists output as state")));
             };
+            let batches = read_segment(env, base, reference).await?;
             Ok(batches.into_iter().map(move |rows| StateDelta { table, rows }).collect::<Vec<_>>())
         }
     });
-    let state: Result<Vec<Vec<StateDelta>>, StoreError> = stream::iter(reads).buffered(LOADING).try_collect().await;
-    match state {
-        Ok(state) => Ok((pointer, state.into_iter().flatten().collect())),
-        Err(error) => {
-            // Whoever took the shard over may have cleaned up behind us: then that is the reason.
-            let read = || env.pipeline.store.read_pointer(shard);
-            let current = env.patiently("reading a pointer", read).await.ok().flatten();
-            match current {
-                Some(current) if current.generation > env.generation => Err(Cause::Fenced(format!(
-                    "shard {shard} belongs to generation {}, this process is {}",
-                    current.generation, env.generation
-                ))),
-                _ => Err(Cause::Halt(format!("the state of shard {shard} cannot be read: {error}"))),
-            }
-        }
-    }
+    let state: Vec<Vec<StateDelta>> = stream::iter(reads).buffered(LOADING).try_collect().await?;
+    Ok((pointer, state.into_iter().flatten().collect()))
 }

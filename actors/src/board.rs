@@ -262,6 +262,10 @@ impl Board {
         self.with(|state| state.partitions.get_mut(&key).map(change));
     }
 
+    pub(crate) fn position(&self, key: PartitionKey) -> Option<Offset> {
+        self.with(|state| state.partitions.get(&key).map(|partition| partition.position))
+    }
+
     /// Changes what is known of a shard.
     pub fn shard(&self, shard: ShardId, change: impl FnOnce(&mut ShardStatus)) {
         self.with(|state| change(state.shards.entry(shard).or_default()));

@@ -95,8 +95,7 @@ where
         let life = actix_rt::spawn(Abortable::new(context.into_future(make(exit.clone())), registration));
         actix_rt::spawn(async move {
             died(match life.await {
-                Ok(Ok(())) => exit.take(),
-                Ok(Err(_)) => Cause::Stopped,
+                Ok(Ok(()) | Err(_)) => exit.take(),
                 Err(error) if error.is_panic() => Cause::Panic(panic_text(error.into_panic().as_ref())),
                 Err(_) => Cause::Stopped,
             });

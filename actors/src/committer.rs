@@ -318,8 +318,9 @@ async fn claim(env: Arc<Env>, shard: ShardId) -> Result<Pointer, Cause> {
     };
     let mut output = Vec::new();
     let mut letters = Vec::new();
+    let base = claimed.base();
     for reference in &claimed.content.outbox.segments {
-        let batches = read_segment(&env, reference).await?;
+        let batches = read_segment(&env, base, reference).await?;
         match reference.kind {
             SegmentKind::Upserts { sink } => {
                 output.extend(batches.into_iter().map(|rows| OutputBatch { sink, change: Change::Upsert, rows }));
@@ -343,10 +344,24 @@ async fn claim(env: Arc<Env>, shard: ShardId) -> Result<Pointer, Cause> {
     Ok(claimed)
 }
 
-async fn read_segment(env: &Env, reference: &SegmentRef) -> Result<Vec<RecordBatch>, Cause> {
-    let read = || env.pipeline.store.read_segment(&reference.key);
-    let bytes = env.patiently("reading a segment", read).await?;
-    segment::decode(reference, &bytes).map_err(|error| Cause::Halt(error.to_string()))
+/// Reads and checks a segment that the pointer `base` lists. When it cannot be read, the pointer says why: whoever took the
+/// shard over may have cleaned up behind us.
+pub(crate) async fn read_segment(env: &Env, base: Base, reference: &SegmentRef) -> Result<Vec<RecordBatch>, Cause> {
+    let (store, shard) = (&env.pipeline.store, reference.key.shard);
+    let read = env.patiently("reading a segment", || store.read_segment(&reference.key)).await;
+    let error = match read {
+        Ok(bytes) => match segment::decode(reference, &bytes) {
+            Ok(batches) => return Ok(batches),
+            Err(error) => StoreError::Corrupt(error.to_string()),
+        },
+        Err(error) => error,
+    };
+    let current = env.patiently("reading a pointer", || store.read_pointer(shard)).await?;
+    Err(match current {
+        Some(current) if current.generation > env.generation => fenced(env, shard),
+        Some(current) if current.base() != base => Cause::Failed(format!("shard {shard} was moved meanwhile: {error}")),
+        _ => Cause::Halt(format!("the state of shard {shard} cannot be read: {error}")),
+    })
 }
 
 /// Delivers the output of a pointer until the sink has it.
@@ -382,7 +397,7 @@ async fn deliver(
 /// Commits a checkpoint on top of the pointer that it names.
 async fn commit(env: Arc<Env>, current: Pointer, checkpoint: Checkpoint, cleaned: Cleaned) -> Result<Pointer, Cause> {
     let begun = Instant::now();
-    let epoch = current.epoch.next();
+    let (base, epoch) = (current.base(), current.epoch.next());
     let shard = checkpoint.shard;
     let mut number = 0;
     let mut key = || {
@@ -427,7 +442,7 @@ async fn commit(env: Arc<Env>, current: Pointer, checkpoint: Checkpoint, cleaned
         let start = compaction::plan(&rows).unwrap_or(stored.len()).min(stored.len());
         let mut batches = Vec::new();
         for reference in &stored[start..] {
-            batches.extend(read_segment(&env, reference).await?);
+            batches.extend(read_segment(&env, base, reference).await?);
         }
         batches.extend(deltas);
         state.retain(|segment| !stored[start..].contains(segment));
@@ -478,7 +493,7 @@ async fn commit(env: Arc<Env>, current: Pointer, checkpoint: Checkpoint, cleaned
         Pointer { shard, epoch, attempt: checkpoint.attempt, generation: env.generation, timestamp, content, kept };
     next.content.garbage = garbage(&current, &next, &cleaned.deleted);
 
-    match move_pointer(&env, Some(current.base()), &next).await? {
+    match move_pointer(&env, Some(base), &next).await? {
         Verdict::Done => {}
         Verdict::StepDown => return Err(fenced(&env, shard)),
         Verdict::Reload | Verdict::Repeat => {

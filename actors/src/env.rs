@@ -107,28 +107,30 @@ impl Env {
     }
 
     /// Repeats a harmless request to the store until it answers.
-    pub(crate) async fn patiently<T, F>(&self, what: &str, mut request: impl FnMut() -> F) -> Result<T, StoreError>
+    pub(crate) async fn patiently<T, F>(&self, what: &str, request: impl FnMut() -> F) -> Result<T, StoreError>
     where
         F: Future<Output = Result<T, StoreError>>,
     {
-        let mut patience = Patience::default();
-        loop {
-            match request().await {
-                Err(StoreError::Unavailable(error)) => self.fault(&mut patience, what, &error).await,
-                answer => return answer,
-            }
-        }
+        patiently(&self.board, what, request).await
     }
 
     /// Notes a fault that may pass, and waits before the next try.
     pub(crate) async fn fault(&self, patience: &mut Patience, what: &str, error: &str) {
-        self.board.committer(|status| {
-            status.retries += 1;
-            status.last_fault = Some(format!("{what}: {error}"));
-        });
-        let pause = patience.next();
-        tracing::warn!(pipeline = %self.pipeline.name, "{what}: {error}; trying again in {pause:?}");
-        tokio::time::sleep(pause).await;
+        patience.fault(&self.board, what, error).await;
+    }
+}
+
+/// Repeats a harmless request to the store until it answers.
+pub(crate) async fn patiently<T, F>(board: &Board, what: &str, mut request: impl FnMut() -> F) -> Result<T, StoreError>
+where
+    F: Future<Output = Result<T, StoreError>>,
+{
+    let mut patience = Patience::default();
+    loop {
+        match request().await {
+            Err(StoreError::Unavailable(error)) => patience.fault(board, what, &error).await,
+            answer => return answer,
+        }
     }
 }
 
@@ -143,9 +145,14 @@ impl Default for Patience {
 }
 
 impl Patience {
-    fn next(&mut self) -> Duration {
+    async fn fault(&mut self, board: &Board, what: &str, error: &str) {
+        board.committer(|status| {
+            status.retries += 1;
+            status.last_fault = Some(format!("{what}: {error}"));
+        });
         let pause = self.0;
         self.0 = (pause * 2).min(Duration::from_secs(5));
-        pause
+        tracing::warn!("{what}: {error}; trying again in {pause:?}");
+        tokio::time::sleep(pause).await;
     }
 }

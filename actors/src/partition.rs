@@ -41,6 +41,8 @@ pub(crate) struct PartitionLife {
     pub(crate) incarnation: Incarnation,
     /// The partition's stored start.
     pub(crate) start: Offset,
+    /// How often the actor panicked in a row at the place where it stands.
+    pub(crate) panics: u32,
     /// One for each shard; none where the lane is switched off.
     pub(crate) lanes: Vec<Option<Addr<AggregationActor>>>,
 }
@@ -203,7 +205,10 @@ impl PartitionLife {
                 lane.next = range.until;
             }
             (position, watermark) = (batch.range.until, output.watermark);
-            suspicion.passed(self, position).await?;
+            if suspicion.narrow {
+                self.answered(&mut unanswered).await?;
+                suspicion.survived(self, position).await?;
+            }
             env.board.partition(key, |status| {
                 status.position = position;
                 status.watermark = watermark;
@@ -281,6 +286,10 @@ impl PartitionLife {
                     continue;
                 }
                 if length == 1 {
+                    // Only what panics alone, and every time, is poison.
+                    if (1..self.env.pipeline.tuning.poison_crashes).any(|_| survives(&part, &poison)) {
+                        continue;
+                    }
                     tracing::error!(partition = %self.partition, offset = %part.range.from, "this record panics");
                     poison.push(part.range.from);
                 } else {
@@ -299,14 +308,16 @@ impl PartitionLife {
         let (env, key) = (&self.env, self.partition.key);
         let store = &env.pipeline.store;
         let before = env.patiently("reading a crash note", || store.crash_note(&key)).await?;
-        let here = before.filter(|note| note.position == position);
-        let note = CrashNote {
-            position,
-            starts: here.map_or(0, |note| note.starts).saturating_add(1),
-            suspect: here.and_then(|note| note.suspect),
+        let generation = env.generation;
+        let note = match before.filter(|note| note.position == position) {
+            Some(note) if note.generation == generation => note,
+            Some(note) => CrashNote { generation, deaths: note.deaths.saturating_add(1), ..note },
+            None => CrashNote { position, generation, deaths: 0, suspect: None },
         };
-        env.patiently("writing a crash note", || store.write_crash_note(&key, Some(&note))).await?;
-        Ok(Suspicion::new(note, env.pipeline.tuning.poison_crashes))
+        if before != Some(note) {
+            env.patiently("writing a crash note", || store.write_crash_note(&key, Some(&note))).await?;
+        }
+        Ok(Suspicion::new(note, self.panics, env.pipeline.tuning.poison_crashes))
     }
 }
 
@@ -338,8 +349,9 @@ fn part(batch: &SourceBatch, start: usize, length: usize) -> Result<SourceBatch,
 
 /// What is known of records that crash whoever touches them.
 ///
-/// A panic of the stage is caught by running it under guard after a few crashes at one place. A record that kills the
-/// process leaves no trace but the note written before: each further death narrows the suspects, down to one record.
+/// A panic of the stage is caught by running it under guard after a few panics at one place. A record that kills the
+/// process leaves no trace but a note that is written before each batch, once processes died here again and again, and
+/// taken back after it: each further death narrows the suspects, down to one record.
 struct Suspicion {
     note: CrashNote,
     /// Run the stage under guard.
@@ -350,12 +362,12 @@ struct Suspicion {
 }
 
 impl Suspicion {
-    fn new(note: CrashNote, crashes: u32) -> Self {
-        let narrow = note.starts > crashes.saturating_mul(2);
+    fn new(note: CrashNote, panics: u32, crashes: u32) -> Self {
+        let narrow = note.deaths >= crashes.saturating_mul(2);
         let found = note.suspect.filter(|suspect| narrow && suspect.until.0 - suspect.from.0 == 1);
         Self {
             note,
-            isolate: note.starts > crashes,
+            isolate: panics >= crashes,
             narrow: narrow && found.is_none(),
             poison: found.map(|suspect| suspect.from).into_iter().collect(),
         }
@@ -374,28 +386,31 @@ impl Suspicion {
         usize::try_from(rows).ok()
     }
 
+    /// Notes what is going to be processed.
     async fn trying(&self, life: &PartitionLife, range: Range) -> Result<(), Cause> {
         if !self.narrow || range.is_empty() {
             return Ok(());
         }
-        let note = CrashNote { suspect: Some(range), ..self.note };
-        self.write(life, Some(&note)).await
+        self.write(life, Some(&CrashNote { suspect: Some(range), ..self.note })).await
     }
 
-    /// Notes that what was suspected has been passed.
-    async fn passed(&mut self, life: &PartitionLife, position: Offset) -> Result<(), Cause> {
-        match self.note.suspect {
-            Some(suspect) if position >= suspect.until => self.cleared(life).await,
-            _ => Ok(()),
+    /// Takes the note back: the process survived.
+    async fn survived(&mut self, life: &PartitionLife, position: Offset) -> Result<(), Cause> {
+        if !self.narrow {
+            return Ok(());
         }
+        if self.note.suspect.is_some_and(|suspect| position >= suspect.until) {
+            return self.cleared(life).await;
+        }
+        self.write(life, Some(&self.note)).await
     }
 
     /// Nothing is suspected any more.
     async fn cleared(&mut self, life: &PartitionLife) -> Result<(), Cause> {
-        if self.note.starts == 0 {
+        if self.note.deaths == 0 {
             return Ok(());
         }
-        (self.narrow, self.note.starts, self.note.suspect) = (false, 0, None);
+        (self.narrow, self.note.deaths, self.note.suspect) = (false, 0, None);
         self.write(life, None).await
     }
 
@@ -408,26 +423,27 @@ impl Suspicion {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::pointer::Generation;
 
-    fn note(starts: u32, suspect: Option<(i64, i64)>) -> CrashNote {
+    fn note(deaths: u32, suspect: Option<(i64, i64)>) -> CrashNote {
         let suspect = suspect.map(|(from, until)| Range::new(Offset(from), Offset(until)));
-        CrashNote { position: Offset(100), starts, suspect }
+        CrashNote { position: Offset(100), generation: Generation(1), deaths, suspect }
     }
 
     #[test]
     fn suspicion_grows_with_every_death_at_one_place_until_one_record_is_left() {
-        let first = Suspicion::new(note(1, None), 3);
+        let first = Suspicion::new(note(0, None), 0, 3);
         assert!(!first.isolate && !first.narrow && first.limit(Offset(100)).is_none());
-        let guarded = Suspicion::new(note(4, None), 3);
+        let guarded = Suspicion::new(note(0, None), 3, 3);
         assert!(guarded.isolate && !guarded.narrow);
-        let narrowing = Suspicion::new(note(7, None), 3);
+        let narrowing = Suspicion::new(note(6, None), 0, 3);
         assert_eq!((narrowing.narrow, narrowing.limit(Offset(100))), (true, Some(1024)));
-        let narrower = Suspicion::new(note(8, Some((1124, 2148))), 3);
+        let narrower = Suspicion::new(note(7, Some((1124, 2148))), 0, 3);
         assert_eq!((narrower.limit(Offset(100)), narrower.limit(Offset(1124))), (Some(1024), Some(64)));
         assert_eq!(narrower.limit(Offset(1120)), Some(4));
-        let last = Suspicion::new(note(9, Some((1200, 1203))), 3);
+        let last = Suspicion::new(note(8, Some((1200, 1203))), 0, 3);
         assert_eq!(last.limit(Offset(1200)), Some(1));
-        let found = Suspicion::new(note(10, Some((1201, 1202))), 3);
+        let found = Suspicion::new(note(9, Some((1201, 1202))), 0, 3);
         assert_eq!((found.narrow, found.poison), (false, vec![Offset(1201)]));
     }
 }

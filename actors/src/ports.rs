@@ -277,14 +277,16 @@ pub struct PipelineRow {
     pub plan: String,
 }
 
-/// How often an actor crashed at one place, so that a record that kills even the process is found.
+/// How often processes died at one place of a partition, so that a record that kills even the process is found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CrashNote {
     /// The position at which the partition was started.
     pub position: Offset,
-    /// How often it was started there without getting on.
-    pub starts: u32,
-    /// The offsets that were being processed when it crashed, as far as that is known.
+    /// The last process that started there.
+    pub generation: Generation,
+    /// Processes that ended there without getting on.
+    pub deaths: u32,
+    /// The offsets that were being processed, once they are suspected.
     pub suspect: Option<Range>,
 }
 

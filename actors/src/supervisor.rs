@@ -22,7 +22,7 @@ use crate::board::{Activity, ActorId, Board, Life};
 use crate::child::{self, Cause, Child, Exit};
 use crate::committer::OffsetCommitter;
 use crate::credit::Credits;
-use crate::env::{Env, Pipeline};
+use crate::env::{Env, Pipeline, patiently};
 use crate::message::{
     Crash, CrashActor, Died, Discovered, Flush, FlushOffsets, Incarnation, Resume, StartAgain, Stop, Target,
 };
@@ -155,6 +155,8 @@ impl<A: Actor> Supervised<A> {
 struct Partition {
     partition: SourcePartition,
     start: Offset,
+    /// Where it last panicked, and how often in a row there.
+    panics: (Offset, u32),
     actor: Supervised<PartitionActor>,
 }
 
@@ -267,7 +269,8 @@ impl Supervisor {
         }
         let (id, incarnation) = (ActorId::Partition(key), self.shared.incarnation());
         let died = Self::monitor(ctx, id, incarnation);
-        let life = PartitionLife { env, partition: known.partition.clone(), incarnation, start: known.start, lanes };
+        let (partition, start, panics) = (known.partition.clone(), known.start, known.panics.1);
+        let life = PartitionLife { env, partition, incarnation, start, panics, lanes };
         let child = child::spawn(&self.shared.arbiter(id), move |exit| PartitionActor::new(life, exit), died);
         self.shared.born(id, child.abort_handle());
         let actor = &mut known.actor;
@@ -388,6 +391,11 @@ impl Supervisor {
             ActorId::Partition(key) => {
                 let Some(known) = self.partitions.get_mut(&key) else { return };
                 known.actor.child = None;
+                if matches!(cause, Cause::Panic(_)) {
+                    let here = self.shared.board.position(key).unwrap_or_default();
+                    let before = if known.panics.0 == here { known.panics.1 } else { 0 };
+                    known.panics = (here, before + 1);
+                }
                 (known.actor.crashes.crashed(now, known.actor.since.elapsed(), jitter), false)
             }
             ActorId::Supervisor => return,
@@ -443,17 +451,7 @@ impl Actor for Supervisor {
 }
 
 async fn next_generation(shared: &Shared) -> Result<Generation, StoreError> {
-    let mut pause = Duration::from_millis(50);
-    loop {
-        match shared.pipeline.store.next_generation().await {
-            Err(StoreError::Unavailable(error)) => {
-                tracing::warn!("the store does not answer: {error}; trying again in {pause:?}");
-                tokio::time::sleep(pause).await;
-                pause = (pause * 2).min(Duration::from_secs(5));
-            }
-            answer => return answer,
-        }
-    }
+    patiently(&shared.board, "asking for a generation", || shared.pipeline.store.next_generation()).await
 }
 
 /// Looks for partitions again and again, and decides where each starts. Ends only when the first look already fails for
@@ -486,9 +484,9 @@ async fn decide_starts(
     shared: &Shared,
     partitions: Vec<SourcePartition>,
 ) -> Result<Vec<(SourcePartition, Result<Offset, String>)>, String> {
-    let store = &shared.pipeline.store;
+    let (store, board) = (&shared.pipeline.store, &shared.board);
     let failed = |error: StoreError| error.to_string();
-    let known = store.known_partitions().await.map_err(failed)?;
+    let known = patiently(board, "reading start offsets", || store.known_partitions()).await.map_err(failed)?;
     let known_topic = |partition: &SourcePartition| {
         let mut ids = known.iter().filter(|(topic, _)| **topic == *partition.topic).map(|(_, key)| key.topic_id);
         ids.find(|id| *id != partition.key.topic_id)
@@ -511,13 +509,15 @@ async fn decide_starts(
                         )),
                     ));
                 }
-                if let Some(start) = store.start_offset(&partition.key).await.map_err(failed)? {
+                let stored = patiently(board, "reading a start offset", || store.start_offset(&partition.key)).await;
+                if let Some(start) = stored.map_err(failed)? {
                     return Ok((partition.clone(), Ok(start)));
                 }
                 let later = discovered.contains(&partition.key.topic_id);
                 let start = shared.pipeline.source.start_offset(partition, later).await;
                 let start = start.map_err(|error| error.to_string())?;
-                let start = store.define_start(partition, start).await.map_err(failed)?;
+                let define = || store.define_start(partition, start);
+                let start = patiently(board, "storing a start offset", define).await.map_err(failed)?;
                 Ok((partition.clone(), Ok(start)))
             }
         })
@@ -534,7 +534,8 @@ async fn decide_starts(
     for (topic_id, partition) in topics {
         if !discovered.contains(&topic_id) {
             let marker = SourcePartition { key: first_of(topic_id), ..partition.clone() };
-            store.define_start(&marker, Offset(0)).await.map_err(failed)?;
+            let define = || store.define_start(&marker, Offset(0));
+            patiently(board, "storing a start offset", define).await.map_err(failed)?;
         }
     }
     Ok(decided)
@@ -555,7 +556,7 @@ impl Handler<Discovered> for Supervisor {
             env.partitions.fetch_add(1, Ordering::Relaxed);
             let offset = start.as_ref().ok().copied().unwrap_or_default();
             let actor = Supervised::new(&self.shared);
-            self.partitions.insert(key, Partition { partition, start: offset, actor });
+            self.partitions.insert(key, Partition { partition, start: offset, panics: Default::default(), actor });
             match start {
                 Ok(_) => self.start_partition(ctx, key),
                 Err(why) => self.halt(ctx, ActorId::Partition(key), &why),

@@ -1,0 +1,90 @@
+# The cache: what the servers need to run, installed or downloaded once, outside the source tree.
+#
+# A server's jars are complete or absent: they are gathered in a directory of another name and then moved. The pom that
+# they were gathered from lies beside them and is the stamp: while it says the same, there is nothing to do.
+
+cache=${STRANDLINE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/strandline}
+
+# fetch KIND...: install what is missing and download the jars of each kind. Parallel calls wait for one another.
+fetch() {
+    local kind
+    if have_java && for kind in "$@"; do have_jars "$kind" || break; done && have_jars "$kind"; then return; fi
+
+    mkdir -p "$cache"
+    (
+        flock 8
+        install_commands
+        for kind in "$@"; do
+            have_jars "$kind" || download_jars "$kind"
+        done
+    ) 8>"$cache/fetch.lock"
+}
+
+jars() { echo "$cache/$1/lib"; }
+
+have_jars() { "$1_pom" | cmp -s - "$cache/$1/pom.xml"; }
+
+download_jars() {
+    local kind=$1 new="$cache/$1.new" log="$cache/$1.fetch.log"
+    say "$kind: downloading its jars into $cache/$kind"
+    rm -rf "$new"
+    mkdir -p "$new"
+    "${kind}_pom" >"$new/pom.xml"
+    mvn --batch-mode --no-transfer-progress -f "$new/pom.xml" \
+        org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies \
+        -DincludeScope=runtime -DoutputDirectory="$new/lib" >"$log" 2>&1 8>&- \
+        || { tail -n 20 "$log" >&2; fail "Maven could not download the jars of $kind; all of its output is in $log"; }
+    rm -rf "${cache:?}/$kind"
+    mv "$new" "$cache/$kind"
+    say "$kind: $(find "$cache/$kind/lib" -name '*.jar' | wc -l) jars are there"
+}
+
+# pom GROUP:ARTIFACT:VERSION...: a project that only has these dependencies.
+pom() {
+    local group artifact version
+    cat <<'XML'
+<project xmlns="http://maven.apache.org/POM/4.0.0">
+  <modelVersion>4.0.0</modelVersion>
+  <groupId>strandline</groupId>
+  <artifactId>local-services</artifactId>
+  <version>1</version>
+  <packaging>pom</packaging>
+  <dependencies>
+XML
+    while IFS=: read -r group artifact version; do
+        printf '    <dependency><groupId>%s</groupId><artifactId>%s</artifactId><version>%s</version></dependency>\n' \
+            "$group" "$artifact" "$version"
+    done < <(printf '%s\n' "$@")
+    printf '  </dependencies>\n</project>\n'
+}
+
+# java17: the path of a Java 17; Cassandra runs on no newer one.
+java17() {
+    local java
+    for java in "${JAVA_HOME:-/nowhere}/bin/java" "$(command -v java)" /usr/lib/jvm/java-17-*/bin/java; do
+        if [[ -x $java && $("$java" -version 2>&1) == *'version "17'* ]]; then
+            echo "$java"
+            return
+        fi
+    done
+    return 1
+}
+
+have_java() { java17 >/dev/null; }
+
+install_commands() {
+    local packages=()
+    have_java || packages+=(openjdk-17-jdk-headless)
+    command -v mvn >/dev/null || packages+=(maven)
+    if ((${#packages[@]} == 0)); then return; fi
+
+    command -v apt-get >/dev/null || fail "please install: ${packages[*]} (there is no apt-get to do it with)"
+    local as_root=()
+    if ((EUID != 0)); then
+        command -v sudo >/dev/null || fail "please install as root: ${packages[*]}"
+        as_root=(sudo)
+    fi
+    say "installing ${packages[*]}"
+    "${as_root[@]}" apt-get update -qq 8>&- >&2
+    DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${packages[@]}" 8>&- >&2
+}

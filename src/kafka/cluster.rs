@@ -1,0 +1,387 @@
+//! What is known of the cluster: its clients, its topics and their ids, and the questions that are asked of it.
+//!
+//! Tables with the same properties share their clients: one that only asks questions, so that these do not queue up
+//! behind fetches, and some that fetch, over which the partitions are spread, since librdkafka has one thread for each
+//! broker and client. Clients that fetch are made when the first partition is opened: only then is it known over how many
+//! partitions their memory is shared.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use strandline_actors::ports::SourceError;
+use strandline_actors::position::{PartitionKey, SourcePartition};
+use uuid::Uuid;
+
+use crate::catalog::KafkaTopic;
+use crate::settings::KafkaSettings;
+
+use super::client::{KafkaError, Properties};
+use super::columns::Parts;
+use super::events::Events;
+use super::fetcher::{Fetcher, Lease};
+use super::life::Start;
+use super::raw::{Client, Code, Fault, TopicDescription};
+use super::topic_id;
+
+/// The time that one question may take before it is asked again.
+const ASK_TIMEOUT: Duration = Duration::from_secs(3);
+/// What was asked within this time is not asked again when a partition is opened.
+const FRESH: Duration = Duration::from_secs(1);
+/// A topic that the brokers do not know is asked for again for so long: metadata takes a moment to spread.
+const MISSING_AFTER: Duration = Duration::from_secs(2);
+
+/// Whether a partition is there, as the cluster says now.
+#[derive(Debug)]
+pub(super) enum Existence {
+    /// Nobody answers.
+    Unknown,
+    There,
+    Missing(String),
+    OtherTopic(Uuid),
+}
+
+#[derive(Clone, Debug)]
+struct Known {
+    id: Option<Uuid>,
+    partitions: usize,
+    at: Instant,
+}
+
+/// Tables that share their clients.
+struct Group {
+    properties: Properties,
+    asker: Arc<Fetcher>,
+    fetchers: Mutex<Vec<Option<Arc<Fetcher>>>>,
+}
+
+pub(super) struct Cluster {
+    settings: KafkaSettings,
+    tables: Vec<KafkaTopic>,
+    group_of: Vec<usize>,
+    groups: Vec<Group>,
+    known: Mutex<HashMap<String, Known>>,
+    asking: tokio::sync::Mutex<()>,
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Faults that pass when a broker answers again.
+fn passes(code: Code) -> bool {
+    matches!(
+        code,
+        Code::TRANSPORT
+            | Code::RESOLVE
+            | Code::ALL_BROKERS_DOWN
+            | Code::TIMED_OUT
+            | Code::MSG_TIMED_OUT
+            | Code::TIMED_OUT_QUEUE
+            | Code::REQUEST_TIMED_OUT
+            | Code::LEADER_NOT_AVAILABLE
+            | Code::NOT_LEADER
+            | Code::COORDINATOR_LOADING
+            | Code::LOCAL_AUTHENTICATION
+            | Code::SASL_AUTHENTICATION
+            | Code::SSL
+    )
+}
+
+fn is_missing(code: Code) -> bool {
+    matches!(code, Code::UNKNOWN_TOPIC_OR_PART | Code::UNKNOWN_TOPIC_ID | Code::LOCAL_UNKNOWN_TOPIC)
+}
+
+/// The id that the partition's topic must have, unless it stands in for one that brokers do not give.
+pub(super) fn real_id(partition: &SourcePartition) -> Option<Uuid> {
+    let id = partition.key.topic_id;
+    (id != topic_id::of_name(&partition.topic)).then_some(id)
+}
+
+/// What is said when a topic is another one under the same name.
+pub(super) fn recreated(partition: &SourcePartition, now: Uuid) -> String {
+    format!(
+        "topic `{}` was deleted and created again: its id was {} when this pipeline read it and is {} now. The offsets and \
+         the state belong to the old topic. To read the new one from its beginning, give the pipeline a new name, which \
+         starts with an empty state; to go on with the old one, restore it and let the table name it",
+        partition.topic,
+        topic_id::kafka_form(partition.key.topic_id),
+        topic_id::kafka_form(now)
+    )
+}
+
+impl Cluster {
+    pub(super) fn connect(settings: &KafkaSettings, tables: &[KafkaTopic]) -> Result<Self, KafkaError> {
+        let mut group_of = Vec::new();
+        let mut groups: Vec<Group> = Vec::new();
+        for (i, table) in tables.iter().enumerate() {
+            if let Some(first) = tables[..i].iter().find(|other| other.topic == table.topic) {
+                return Err(KafkaError::TopicTwice {
+                    topic: table.topic.clone(),
+                    first: first.table.clone(),
+                    second: table.table.clone(),
+                });
+            }
+            let properties = Properties::new(settings, table)?;
+            let group = match groups.iter().position(|group| group.properties.same_client(&properties)) {
+                Some(group) => group,
+                None => {
+                    let name = format!("kafka-ask-{}", groups.len());
+                    let asker = Arc::new(fetcher(&properties, settings.fetch_memory, 1, name)?);
+                    groups.push(Group { properties, asker, fetchers: Mutex::default() });
+                    groups.len() - 1
+                }
+            };
+            group_of.push(group);
+        }
+        Ok(Self {
+            settings: settings.clone(),
+            tables: tables.to_vec(),
+            group_of,
+            groups,
+            known: Mutex::default(),
+            asking: tokio::sync::Mutex::default(),
+        })
+    }
+
+    pub(super) fn table(&self, table: usize) -> &KafkaTopic {
+        &self.tables[table]
+    }
+
+    pub(super) fn tables(&self) -> &[KafkaTopic] {
+        &self.tables
+    }
+
+    /// The table that a partition belongs to.
+    pub(super) fn table_of(&self, partition: &SourcePartition) -> Option<usize> {
+        self.tables.iter().position(|table| table.topic == *partition.topic)
+    }
+
+    pub(super) fn parts(&self, table: usize) -> Parts {
+        Parts { keys: self.tables[table].keys, headers: self.tables[table].headers }
+    }
+
+    pub(super) fn servers(&self, table: usize) -> &str {
+        self.group(table).properties.servers()
+    }
+
+    fn group(&self, table: usize) -> &Group {
+        &self.groups[self.group_of[table]]
+    }
+
+    // -----------------------------------------------------------------------------------------------------------------
+    // Questions
+
+    /// Asks once.
+    async fn ask_once<T: Send + 'static>(
+        &self,
+        table: usize,
+        question: impl FnOnce(&Arc<Client>) -> Result<T, Fault> + Send + 'static,
+    ) -> Result<T, Fault> {
+        let asker = Arc::clone(&self.group(table).asker);
+        let thread = tokio::task::spawn_blocking(move || {
+            let answer = question(asker.client());
+            if answer.is_ok() {
+                asker.events().answered();
+            }
+            answer
+        });
+        thread.await.unwrap_or_else(|error| Err(Fault { code: Code::FATAL, text: error.to_string() }))
+    }
+
+    /// Asks until somebody answers, and says now and then that it waits.
+    async fn ask<T: Send + 'static>(
+        &self,
+        table: usize,
+        what: &str,
+        question: impl Fn(&Arc<Client>) -> Result<T, Fault> + Clone + Send + 'static,
+    ) -> Result<T, SourceError> {
+        let servers = self.servers(table);
+        let asker = &self.group(table).asker;
+        let refusals = asker.events().refusals();
+        let mut pause = Duration::from_millis(100);
+        let mut tell_at = Instant::now();
+        let mut tell_pause = Duration::from_secs(5);
+        loop {
+            let fault = match self.ask_once(table, question.clone()).await {
+                Ok(answer) => return Ok(answer),
+                Err(fault) => fault,
+            };
+            if let Some(refusal) = asker.events().refused_since(refusals) {
+                return Err(SourceError::Failed(format!("Kafka at {servers} refuses this client: {refusal}")));
+            }
+            if !passes(fault.code) {
+                return Err(SourceError::Failed(format!("Kafka at {servers} does not tell {what}: {fault}")));
+            }
+            if Instant::now() >= tell_at {
+                let reason = asker.events().last_error().unwrap_or_else(|| fault.to_string());
+                tracing::warn!(servers, "Kafka does not answer; waiting for {what}: {reason}");
+                tell_at = Instant::now() + tell_pause;
+                tell_pause = (tell_pause * 2).min(Duration::from_secs(60));
+            }
+            tokio::time::sleep(pause).await;
+            pause = (pause * 2).min(Duration::from_secs(2));
+        }
+    }
+
+    fn learn(&self, description: &TopicDescription) {
+        let known = Known { id: description.id, partitions: description.partitions.len(), at: Instant::now() };
+        lock(&self.known).insert(description.name.clone(), known);
+    }
+
+    /// Asks what partitions a table's topic has. Waits for as long as nobody answers.
+    pub(super) async fn describe(&self, table: usize) -> Result<TopicDescription, SourceError> {
+        let topic = self.tables[table].topic.clone();
+        let servers = self.servers(table).to_owned();
+        let asked_since = Instant::now();
+        loop {
+            let name = topic.clone();
+            let description = self
+                .ask(table, &format!("the partitions of topic `{topic}`"), move |client| describe(client, &name))
+                .await?;
+            let Some(fault) = &description.fault else {
+                self.learn(&description);
+                return Ok(description);
+            };
+            if !is_missing(fault.code) {
+                return Err(SourceError::Failed(self.denied(table, fault)));
+            }
+            if asked_since.elapsed() > MISSING_AFTER {
+                return Err(SourceError::Halt(format!(
+                    "topic `{topic}` of table `{}` does not exist on Kafka at {servers}. Strandline creates no topics: \
+                     create it, or correct the table's LOCATION",
+                    self.tables[table].table
+                )));
+            }
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+    }
+
+    fn denied(&self, table: usize, fault: &Fault) -> String {
+        let KafkaTopic { topic, table: name, .. } = &self.tables[table];
+        let advice = if fault.code == Code::TOPIC_AUTHORIZATION {
+            ". Grant this client's principal READ and DESCRIBE on the topic"
+        } else {
+            ""
+        };
+        format!(
+            "topic `{topic}` of table `{name}` cannot be read from Kafka at {}: {fault}{advice}",
+            self.servers(table)
+        )
+    }
+
+    /// Asks for the log's first offset and for its end, waiting for as long as nobody answers.
+    pub(super) async fn log_range(&self, table: usize, partition: &SourcePartition) -> Result<(i64, i64), SourceError> {
+        let (topic, number) = (Arc::clone(&partition.topic), partition.key.partition);
+        self.ask(table, &format!("the offsets of {partition}"), move |client| {
+            client.query_watermarks(&topic, number, ASK_TIMEOUT)
+        })
+        .await
+    }
+
+    /// The same, asked once; `None` when nobody answers.
+    pub(super) async fn watermarks(&self, table: usize, partition: &SourcePartition) -> Option<(i64, i64)> {
+        let (topic, number) = (Arc::clone(&partition.topic), partition.key.partition);
+        let answer = self.ask_once(table, move |client| client.query_watermarks(&topic, number, ASK_TIMEOUT)).await;
+        answer.inspect_err(|fault| tracing::debug!(%partition, "the log's offsets are not known: {fault}")).ok()
+    }
+
+    /// Asks once whether a partition is there and still the same.
+    pub(super) async fn look_up(&self, table: usize, partition: &SourcePartition) -> Existence {
+        let name = self.tables[table].topic.clone();
+        let description = match self.ask_once(table, move |client| describe(client, &name)).await {
+            Ok(description) => description,
+            Err(fault) => {
+                tracing::debug!(%partition, "the topic cannot be looked up: {fault}");
+                return Existence::Unknown;
+            }
+        };
+        match description.fault {
+            Some(fault) if is_missing(fault.code) => Existence::Missing(format!(
+                "topic `{}` does not exist any more on Kafka at {}",
+                partition.topic,
+                self.servers(table)
+            )),
+            Some(_) => Existence::Unknown,
+            None => {
+                self.learn(&description);
+                match self.other_id(partition) {
+                    Some(id) => Existence::OtherTopic(id),
+                    None if description.partitions.contains(&partition.key.partition) => Existence::There,
+                    None => Existence::Missing(format!(
+                        "topic `{}` on Kafka at {} has no partition {}, only {}",
+                        partition.topic,
+                        self.servers(table),
+                        partition.key.partition,
+                        description.partitions.len()
+                    )),
+                }
+            }
+        }
+    }
+
+    /// Sees to it that the topic's id is known from a moment ago, if somebody answers.
+    pub(super) async fn refresh(&self, table: usize, partition: &SourcePartition) {
+        // Many partitions are opened at once, and one question serves them all.
+        let _turn = self.asking.lock().await;
+        let fresh = lock(&self.known).get(&*partition.topic).is_some_and(|known| known.at.elapsed() < FRESH);
+        if !fresh {
+            self.look_up(table, partition).await;
+        }
+    }
+
+    /// The id that the partition's topic has now, if it is known to be another one.
+    pub(super) fn other_id(&self, partition: &SourcePartition) -> Option<Uuid> {
+        let expected = real_id(partition)?;
+        lock(&self.known).get(&*partition.topic).and_then(|known| known.id).filter(|id| *id != expected)
+    }
+
+    // -----------------------------------------------------------------------------------------------------------------
+    // Fetching
+
+    /// Opens a partition on the client that it belongs to, making it if need be.
+    pub(super) fn lease(&self, table: usize, start: Start) -> Result<Lease, SourceError> {
+        let group = self.group(table);
+        let count = self.settings.clients.max(1);
+        let slot = (table + usize::try_from(start.partition).unwrap_or(0)) % count;
+        let mut fetchers = lock(&group.fetchers);
+        fetchers.resize(count, None);
+        if let Some(lease) = fetchers[slot].as_ref().and_then(|fetcher| fetcher.open(start.clone())) {
+            return Ok(lease);
+        }
+        // None yet, or its thread has died.
+        let partitions = lock(&self.known).values().map(|known| known.partitions).sum::<usize>();
+        let name = format!("kafka-fetch-{slot}");
+        let fetcher = fetcher(&group.properties, self.settings.fetch_memory, partitions, name)
+            .map_err(|error| SourceError::Failed(error.to_string()))?;
+        let fetcher = Arc::new(fetcher);
+        let lease = fetcher.open(start);
+        fetchers[slot] = Some(fetcher);
+        lease.ok_or_else(|| SourceError::Failed("the thread that fetches from Kafka has ended at once".into()))
+    }
+}
+
+fn describe(client: &Arc<Client>, topic: &str) -> Result<TopicDescription, Fault> {
+    let described = client.describe_topics(&[topic], ASK_TIMEOUT)?;
+    let description = described
+        .into_iter()
+        .find(|description| description.name == topic)
+        .ok_or_else(|| Fault { code: Code::LOCAL_UNKNOWN_TOPIC, text: "the answer does not name it".into() })?;
+    match &description.fault {
+        Some(fault) if passes(fault.code) => Err(fault.clone()),
+        _ => Ok(description),
+    }
+}
+
+fn fetcher(properties: &Properties, memory: usize, partitions: usize, name: String) -> Result<Fetcher, KafkaError> {
+    let events = Arc::new(Events::new(properties.servers(), properties.log_level()));
+    let listener = Arc::clone(&events);
+    let client = Client::new(&properties.for_client(memory, partitions), listener)
+        .map_err(|refused| properties.explain(refused))?;
+    Ok(Fetcher::start(client, events, properties.committed(), name)?)
+}
+
+/// The key of a partition in a topic of which the cluster told this.
+pub(super) fn key(description: &TopicDescription, partition: i32) -> PartitionKey {
+    PartitionKey { topic_id: description.id.unwrap_or_else(|| topic_id::of_name(&description.name)), partition }
+}

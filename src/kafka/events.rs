@@ -1,0 +1,218 @@
+//! What a client says besides records: whether its brokers answer, and under which ids it fetches its topics.
+//!
+//! The second is a barrier. librdkafka fetches by topic id, but when a topic was deleted and created again it goes over to
+//! the new id without a word to the application, at the old offset; only its debug log tells. It writes that line under
+//! the topic's lock *before* it uses the new id, so whoever takes records first and looks here afterwards knows that all
+//! of them came from the id that is noted here. Costs nothing; a test against a real broker holds it. Where brokers have
+//! no ids nothing is noted, and the ids that are asked for from time to time are the only guard.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use uuid::Uuid;
+
+use super::raw::{Code, Listener};
+use super::topic_id;
+
+/// A fault that waiting does not cure.
+#[derive(Clone, Debug)]
+struct Refusal {
+    number: u64,
+    text: String,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    topics: HashMap<String, Uuid>,
+    refusal: Option<Refusal>,
+    last_error: Option<String>,
+    last_warned: Option<Instant>,
+}
+
+/// The events of one client.
+#[derive(Debug)]
+pub(super) struct Events {
+    cluster: String,
+    /// Lines above this level were not asked for by the user.
+    log_level: i32,
+    away: AtomicBool,
+    state: Mutex<State>,
+}
+
+/// Other faults of brokers are told at most this often.
+const WARN_EVERY: Duration = Duration::from_secs(60);
+
+impl Events {
+    pub(super) fn new(cluster: &str, log_level: i32) -> Self {
+        Self { cluster: cluster.into(), log_level, away: AtomicBool::new(false), state: Mutex::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// The id under which the client fetches a topic, if it knows it.
+    pub(super) fn topic_id(&self, topic: &str) -> Option<Uuid> {
+        self.state().topics.get(topic).copied()
+    }
+
+    /// How many refusals there have been, to be given to [`Events::refused_since`].
+    pub(super) fn refusals(&self) -> u64 {
+        self.state().refusal.as_ref().map_or(0, |refusal| refusal.number)
+    }
+
+    /// Why the brokers will not have this client, if they said so after there had been `before` refusals.
+    pub(super) fn refused_since(&self, before: u64) -> Option<String> {
+        self.state().refusal.as_ref().filter(|refusal| refusal.number > before).map(|refusal| refusal.text.clone())
+    }
+
+    /// The last fault of a connection, in librdkafka's words.
+    pub(super) fn last_error(&self) -> Option<String> {
+        self.state().last_error.clone()
+    }
+
+    /// A broker has answered.
+    pub(super) fn answered(&self) {
+        if self.away.load(Ordering::Relaxed) && self.away.swap(false, Ordering::Relaxed) {
+            tracing::info!(cluster = %self.cluster, "Kafka answers again, reading goes on");
+        }
+    }
+
+    fn note_topic(&self, line: &str) {
+        if let Some((topic, id)) = changed_id(line) {
+            let mut state = self.state();
+            match id {
+                Some(id) => state.topics.insert(topic.into(), id),
+                None => state.topics.remove(topic),
+            };
+        }
+    }
+}
+
+/// Reads `Topic orders changed id from ... to ...`, with the thread's name in front. The id of all zeros means that
+/// there is none.
+fn changed_id(line: &str) -> Option<(&str, Option<Uuid>)> {
+    let (start, ids) = line.split_once(" changed id from ")?;
+    let (_, topic) = start.rsplit_once("Topic ")?;
+    let (_, to) = ids.split_once(" to ")?;
+    let id = topic_id::parse(to.trim())?;
+    Some((topic, (!id.is_nil()).then_some(id)))
+}
+
+impl Listener for Events {
+    fn log(&self, level: i32, facility: &str, text: &str) {
+        if facility == "METADATA" {
+            self.note_topic(text);
+        }
+        if level > self.log_level {
+            return;
+        }
+        match level {
+            // A connection that fails is told by `error`, once; here it would be told at every attempt.
+            _ if matches!(facility, "FAIL" | "ERROR" | "BROKERFAIL") => {
+                tracing::debug!(target: "librdkafka", facility, "{text}");
+            }
+            0..=3 => tracing::error!(target: "librdkafka", facility, "{text}"),
+            4 => tracing::warn!(target: "librdkafka", facility, "{text}"),
+            5 | 6 => tracing::info!(target: "librdkafka", facility, "{text}"),
+            _ => tracing::debug!(target: "librdkafka", facility, "{text}"),
+        }
+    }
+
+    fn error(&self, code: Code, text: &str) {
+        let cluster = self.cluster.as_str();
+        match code {
+            Code::LOCAL_AUTHENTICATION | Code::SASL_AUTHENTICATION | Code::SSL | Code::FATAL => {
+                let mut state = self.state();
+                let number = state.refusal.as_ref().map_or(1, |last| last.number + 1);
+                let known = state.refusal.as_ref().is_some_and(|last| last.text == text);
+                state.refusal = Some(Refusal { number, text: text.into() });
+                state.last_error = Some(text.into());
+                drop(state);
+                if !known {
+                    tracing::error!(cluster, "Kafka refuses this client: {text}");
+                }
+            }
+            Code::ALL_BROKERS_DOWN => {
+                if !self.away.swap(true, Ordering::Relaxed) {
+                    let reason = self.last_error().unwrap_or_else(|| text.into());
+                    tracing::warn!(cluster, "no Kafka broker answers; waiting until one does: {reason}");
+                }
+            }
+            _ => {
+                let mut state = self.state();
+                let now = Instant::now();
+                let tell = state.last_error.as_deref() != Some(text)
+                    && state.last_warned.is_none_or(|at| now.duration_since(at) > WARN_EVERY);
+                if tell {
+                    state.last_warned = Some(now);
+                }
+                state.last_error = Some(text.into());
+                drop(state);
+                if tell {
+                    tracing::warn!(cluster, "Kafka: {text}");
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use super::*;
+
+    #[test]
+    fn the_id_of_a_topic_is_read_off_the_log() {
+        let events = Events::new("local", 6);
+        let id = Uuid::new_v4();
+        let other = Uuid::new_v4();
+        let none = topic_id::kafka_form(Uuid::nil());
+        let line =
+            |topic: &str, from: &str, to: &str| format!("[thrd:main]: Topic {topic} changed id from {from} to {to}");
+
+        events.log(7, "METADATA", &line("orders", &none, &topic_id::kafka_form(id)));
+        assert_eq!(events.topic_id("orders"), Some(id));
+        assert_eq!(events.topic_id("other"), None);
+
+        events.log(7, "METADATA", &line("orders", &topic_id::kafka_form(id), &topic_id::kafka_form(other)));
+        assert_eq!(events.topic_id("orders"), Some(other));
+
+        events.log(7, "METADATA", &line("orders", &topic_id::kafka_form(other), &none));
+        assert_eq!(events.topic_id("orders"), None);
+    }
+
+    #[test]
+    fn other_lines_of_the_log_say_nothing_about_ids() {
+        for line in ["", "Topic orders [0] Leader 1 Epoch 0", "Topic x changed id from a to b", "changed id from "] {
+            assert_eq!(changed_id(line), None, "{line}");
+        }
+    }
+
+    #[test]
+    fn refusals_are_told_from_those_before() {
+        let events = Events::new("local", 6);
+        assert_eq!(events.refused_since(events.refusals()), None);
+        events.error(Code::SSL, "unknown ca");
+        assert_eq!(events.refused_since(0).as_deref(), Some("unknown ca"));
+        let seen = events.refusals();
+        assert_eq!(events.refused_since(seen), None);
+        events.error(Code::SSL, "unknown ca");
+        assert_eq!(events.refused_since(seen).as_deref(), Some("unknown ca"));
+    }
+
+    #[test]
+    fn a_broker_that_is_away_is_no_refusal() {
+        let events = Events::new("local", 6);
+        events.error(Code::TRANSPORT, "connection refused");
+        events.error(Code::ALL_BROKERS_DOWN, "1/1 brokers are down");
+        assert_eq!(events.refused_since(0), None);
+        assert_eq!(events.last_error().as_deref(), Some("connection refused"));
+        assert!(events.away.load(Ordering::Relaxed));
+        events.answered();
+        assert!(!events.away.load(Ordering::Relaxed));
+    }
+}

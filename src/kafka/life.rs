@@ -1,0 +1,285 @@
+//! One life of a partition: from the moment it is opened at an offset until it is closed.
+//!
+//! Each life has a queue of its own, so nothing that an earlier life fetched can come out of it; and what lies below the
+//! position is dropped, whatever librdkafka delivers. Ranges are contiguous: a batch starts where the last one ended and
+//! ends at the consumer's position, across offsets that carry no record. A fault ends the life: what was taken before it
+//! is still answered, nothing after it is.
+
+use std::ffi::CString;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use arrow::array::RecordBatch;
+use arrow::datatypes::SchemaRef;
+use strandline_actors::ports::{BatchLimit, SourceBatch};
+use strandline_actors::position::{Offset, Range};
+use tokio::sync::oneshot;
+use uuid::Uuid;
+
+use super::columns::{self, Columns, LARGEST_BATCH, Parts, Record};
+use super::events::Events;
+use super::raw::{Client, Code, Message, Messages, Queue};
+
+/// A demand that nothing came for is answered with an empty batch after this time.
+pub(super) const PROBE_AFTER: Duration = Duration::from_millis(100);
+
+/// Records that are taken by one call at most; what was taken beyond the limits stays with the life.
+const LARGEST_TAKE: usize = 4096;
+
+/// What a life is opened with.
+#[derive(Clone, Debug)]
+pub(super) struct Start {
+    pub(super) topic: Arc<str>,
+    pub(super) partition: i32,
+    pub(super) from: i64,
+    /// The id that the topic must have; `None` where brokers give none.
+    pub(super) id: Option<Uuid>,
+    pub(super) parts: Parts,
+}
+
+/// Why a life has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) enum Trouble {
+    /// The brokers have no such position.
+    OutOfRange(String),
+    /// The brokers have no such topic or partition.
+    Gone(String),
+    /// The topic is another one under the same name.
+    OtherTopic(Uuid),
+    /// The partition was opened again.
+    Superseded,
+    /// Anything else.
+    Failed(String),
+}
+
+/// What a demand is answered.
+pub(super) type Answer = Result<SourceBatch, Trouble>;
+
+struct Demand {
+    limit: BatchLimit,
+    reply: oneshot::Sender<Answer>,
+    since: Instant,
+}
+
+pub(super) struct Life {
+    pub(super) start: Start,
+    /// The topic's name as librdkafka takes it.
+    pub(super) c_topic: CString,
+    queue: Queue,
+    messages: Messages,
+    schema: SchemaRef,
+    position: i64,
+    /// The position is the end of what can be read, as the last fetch told.
+    at_end: bool,
+    /// The end that the brokers told when asked, if it is above the position.
+    told_end: Option<i64>,
+    trouble: Option<Trouble>,
+    demand: Option<Demand>,
+    /// The usual size of a record, to judge how many to take.
+    mean: usize,
+    /// Refusals before this life are not its own.
+    refusals: u64,
+}
+
+impl Life {
+    pub(super) fn new(start: Start, c_topic: CString, queue: Queue, client: &Arc<Client>, events: &Events) -> Self {
+        Self {
+            schema: columns::schema(start.parts),
+            position: start.from,
+            start,
+            c_topic,
+            queue,
+            messages: Messages::new(client),
+            at_end: false,
+            told_end: None,
+            trouble: None,
+            demand: None,
+            mean: 256,
+            refusals: events.refusals(),
+        }
+    }
+
+    pub(super) fn queue(&self) -> &Queue {
+        &self.queue
+    }
+
+    pub(super) fn demand(&mut self, limit: BatchLimit, reply: oneshot::Sender<Answer>) {
+        let limit = BatchLimit { rows: limit.rows.max(1), bytes: limit.bytes.min(LARGEST_BATCH) };
+        self.demand = Some(Demand { limit, reply, since: Instant::now() });
+    }
+
+    pub(super) fn has_demand(&self) -> bool {
+        self.demand.is_some()
+    }
+
+    /// Ends the life; the first reason stays.
+    pub(super) fn fail(&mut self, trouble: Trouble) {
+        self.trouble.get_or_insert(trouble);
+    }
+
+    /// Whether somebody waits for records and the last fetch said that there are none.
+    pub(super) fn waits_at_end(&self) -> bool {
+        self.demand.is_some() && self.at_end && self.trouble.is_none()
+    }
+
+    /// Takes note of the end that the brokers told.
+    pub(super) fn told_end(&mut self, end: i64) {
+        self.told_end = (end > self.position).then_some(end);
+    }
+
+    /// Answers the demand if there is something to answer. Says whether it did.
+    pub(super) fn serve(&mut self, client: &Client, events: &Events) -> bool {
+        let Some(demand) = self.demand.take() else { return false };
+        if demand.reply.is_closed() {
+            // The reader is gone, and with it the right to take anything.
+            return false;
+        }
+        let answer = match self.gather(demand.limit, client, events) {
+            Some(answer) => Some(answer),
+            None if demand.since.elapsed() < PROBE_AFTER => None,
+            None => Some(match events.refused_since(self.refusals) {
+                Some(text) => Err(Trouble::Failed(text)),
+                None => Ok(self.batch(self.position, RecordBatch::new_empty(Arc::clone(&self.schema)), 0, client)),
+            }),
+        };
+        match answer {
+            Some(answer) => {
+                // A reader that has gone in this very moment opens the partition again, at its own position.
+                let _ = demand.reply.send(answer);
+                true
+            }
+            None => {
+                self.demand = Some(demand);
+                false
+            }
+        }
+    }
+
+    /// Takes what is there, within the limits. `None`: nothing is there.
+    fn gather(&mut self, limit: BatchLimit, client: &Client, events: &Events) -> Option<Answer> {
+        let from = self.position;
+        let mut columns = None;
+        if self.trouble.is_none() {
+            self.fill(&mut columns, limit);
+        }
+        // After the records were taken: only so does the id that is noted now vouch for them.
+        if let (Some(expected), Some(noted)) = (self.start.id, events.topic_id(&self.start.topic))
+            && expected != noted
+        {
+            self.trouble = Some(Trouble::OtherTopic(noted));
+            return Some(Err(Trouble::OtherTopic(noted)));
+        }
+        if self.position == from {
+            return self.trouble.clone().map(Err);
+        }
+        events.answered();
+        let (records, bytes) = match columns {
+            None => (RecordBatch::new_empty(Arc::clone(&self.schema)), 0),
+            Some(columns) => {
+                let (rows, bytes) = (columns.rows(), columns.bytes());
+                self.mean = (bytes / rows.max(1)).max(1);
+                match columns.finish() {
+                    Ok(records) => (records, bytes),
+                    Err(error) => return Some(Err(Trouble::Failed(format!("records do not fit a batch: {error}")))),
+                }
+            }
+        };
+        Some(Ok(self.batch(from, records, bytes, client)))
+    }
+
+    fn batch(&self, from: i64, records: RecordBatch, bytes: usize, client: &Client) -> SourceBatch {
+        let end = match self.told_end {
+            Some(end) => Some(end),
+            None if self.at_end => Some(self.position),
+            None => client.cached_end(&self.c_topic, self.start.partition),
+        };
+        SourceBatch {
+            range: Range::new(Offset(from), Offset(self.position)),
+            records,
+            bytes,
+            end: end.map(|end| Offset(end.max(self.position))),
+        }
+    }
+
+    fn fill(&mut self, columns: &mut Option<Columns>, limit: BatchLimit) {
+        loop {
+            let (rows, bytes) = columns.as_ref().map_or((0, 0), |columns| (columns.rows(), columns.bytes()));
+            if rows >= limit.rows || (rows > 0 && bytes >= limit.bytes) {
+                return;
+            }
+            if self.messages.len() == 0 {
+                let by_bytes = limit.bytes.saturating_sub(bytes) / self.mean + 1;
+                let most = (limit.rows - rows).min(by_bytes).min(LARGEST_TAKE);
+                if self.messages.take(&self.queue, most) == 0 {
+                    return;
+                }
+            }
+            if !self.pour(columns, limit) {
+                return;
+            }
+        }
+    }
+
+    /// Moves what was taken into the columns. Says whether all of it went in.
+    fn pour(&mut self, columns: &mut Option<Columns>, limit: BatchLimit) -> bool {
+        let mut used = 0;
+        let mut all = true;
+        while let Some(message) = self.messages.get(used) {
+            match message.code() {
+                Code::NONE if message.offset() < self.position => {}
+                Code::NONE => {
+                    let record = record(message, self.start.parts);
+                    let size = record.bytes();
+                    let columns = columns.get_or_insert_with(|| {
+                        let rows = limit.rows.min(self.messages.len());
+                        Columns::with_capacity(&self.schema, self.start.parts, rows, rows * self.mean)
+                    });
+                    let full = columns.rows() >= limit.rows || columns.bytes() + size > limit.bytes;
+                    if full && columns.rows() > 0 {
+                        all = false;
+                        break;
+                    }
+                    columns.push(&record);
+                    self.position = record.offset + 1;
+                    self.at_end = false;
+                    self.told_end = None;
+                }
+                Code::PARTITION_EOF => {
+                    self.position = self.position.max(message.offset());
+                    self.at_end = true;
+                    self.told_end = None;
+                }
+                code => {
+                    self.trouble = Some(trouble(code, message.reason()));
+                    all = false;
+                    used += 1;
+                    break;
+                }
+            }
+            used += 1;
+        }
+        self.messages.discard(used);
+        all
+    }
+}
+
+fn record<'a>(message: Message<'a>, parts: Parts) -> Record<'a> {
+    Record {
+        offset: message.offset(),
+        timestamp: message.timestamp(),
+        key: if parts.keys { message.key() } else { None },
+        value: message.value(),
+        headers: if parts.headers { message.headers() } else { None },
+    }
+}
+
+fn trouble(code: Code, reason: String) -> Trouble {
+    match code {
+        Code::AUTO_OFFSET_RESET => Trouble::OutOfRange(reason),
+        Code::UNKNOWN_TOPIC_OR_PART
+        | Code::UNKNOWN_TOPIC_ID
+        | Code::LOCAL_UNKNOWN_TOPIC
+        | Code::LOCAL_UNKNOWN_PARTITION => Trouble::Gone(reason),
+        _ => Trouble::Failed(reason),
+    }
+}

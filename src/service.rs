@@ -1,0 +1,197 @@
+//! The service: it opens what a pipeline needs, runs it until a signal or its own end, and says how it ended.
+
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use strandline_actors::clock::{HybridClock, SystemClock};
+use strandline_actors::env::Pipeline;
+use strandline_actors::ports::{PipelineRow, StateStore, StoreError};
+use strandline_actors::run::{Handle, Outcome, run};
+use strandline_actors::supervisor::Placement;
+
+use crate::kafka::{KafkaError, KafkaSource};
+use crate::settings::Settings;
+use crate::sinks::{SinkOpenError, TableSink};
+use crate::sql::{Plan, SqlError, plan};
+use crate::stores::OpenError;
+
+/// Why a pipeline does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum ServiceError {
+    /// There is nothing to run.
+    #[error(
+        "there is no pipeline: set STRANDLINE_PIPELINE__SQL to the statements, or STRANDLINE_PIPELINE__SQL_FILE to a file \
+         with them"
+    )]
+    NoSql,
+    /// There is too much to run.
+    #[error("STRANDLINE_PIPELINE__SQL and STRANDLINE_PIPELINE__SQL_FILE are both set: unset one of them")]
+    TwoSqls,
+    /// The file with the statements cannot be read.
+    #[error("the statements cannot be read from {path}, which STRANDLINE_PIPELINE__SQL_FILE names: {error}", path = path.display())]
+    SqlFile {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong with it.
+        error: std::io::Error,
+    },
+    /// The name under which everything is kept is missing.
+    #[error("the pipeline has no name: set STRANDLINE_PIPELINE__NAME; offsets and state are kept under it")]
+    NoName,
+    /// The statements make no pipeline.
+    #[error("the statements cannot run: {0}")]
+    Sql(#[from] SqlError),
+    /// Kafka cannot be used as the settings say.
+    #[error(transparent)]
+    Kafka(#[from] KafkaError),
+    /// The sink cannot be used.
+    #[error(transparent)]
+    Sink(#[from] SinkOpenError),
+    /// The store cannot be opened.
+    #[error(transparent)]
+    Store(#[from] OpenError),
+    /// The store refused something.
+    #[error("the store cannot be used: {0}")]
+    Refused(#[from] StoreError),
+    /// The stored state belongs to another plan.
+    #[error(
+        "pipeline {name} has stored state of another query, which the new one cannot go on from:\n{difference}run the new \
+         query under another STRANDLINE_PIPELINE__NAME, or take the old query back"
+    )]
+    OtherPlan {
+        /// The pipeline.
+        name: String,
+        /// What differs, line by line.
+        difference: String,
+    },
+    /// The stored state is cut into another number of shards.
+    #[error(
+        "pipeline {name} was first started with {stored} shards, and now {asked} are asked for: the number is fixed for a \
+         pipeline's life; set STRANDLINE_PIPELINE__SHARDS={stored}"
+    )]
+    OtherShards {
+        /// The pipeline.
+        name: String,
+        /// The number that the state has.
+        stored: u32,
+        /// The number that was asked for.
+        asked: u32,
+    },
+}
+
+/// The statements that the settings name.
+pub fn statements(settings: &Settings) -> Result<String, ServiceError> {
+    match (&settings.pipeline.sql, &settings.pipeline.sql_file) {
+        (Some(_), Some(_)) => Err(ServiceError::TwoSqls),
+        (Some(sql), None) => Ok(sql.clone()),
+        (None, Some(path)) => {
+            std::fs::read_to_string(path).map_err(|error| ServiceError::SqlFile { path: path.clone(), error })
+        }
+        (None, None) => Err(ServiceError::NoSql),
+    }
+}
+
+/// The plan of the statements that the settings name, and the pipeline's name.
+pub fn planned(settings: &Settings) -> Result<Plan, ServiceError> {
+    if settings.pipeline.name.trim().is_empty() {
+        return Err(ServiceError::NoName);
+    }
+    Ok(plan(&statements(settings)?)?)
+}
+
+/// An opened pipeline.
+pub struct Opened {
+    /// The plan.
+    pub plan: Plan,
+    /// What runs.
+    pub pipeline: Arc<Pipeline>,
+    /// The sink, for its counters.
+    pub sink: Arc<TableSink>,
+}
+
+/// Connects to everything that the pipeline needs and makes sure that its stored state fits.
+pub async fn open(settings: &Settings) -> Result<Opened, ServiceError> {
+    let plan = planned(settings)?;
+    let source = KafkaSource::connect(&settings.kafka, &plan.sources).await?;
+    let store = crate::stores::open(settings, &settings.pipeline.name).await?;
+    let shards = define(settings, &plan, store.as_ref()).await?;
+    let sink = crate::sinks::open(settings, &plan.sink).await?;
+    let pipeline = Pipeline {
+        name: settings.pipeline.name.clone(),
+        shards,
+        fingerprint: plan.fingerprint.clone(),
+        source,
+        store,
+        sink: Arc::clone(&sink) as _,
+        query: plan.query(),
+        clock: HybridClock::new(Arc::new(SystemClock)),
+        tuning: settings.tuning(),
+    };
+    Ok(Opened { plan, pipeline: Arc::new(pipeline), sink })
+}
+
+/// Stores what is fixed for the pipeline's life, or compares it with what is stored. Answers the number of shards.
+async fn define(settings: &Settings, plan: &Plan, store: &dyn StateStore) -> Result<u32, ServiceError> {
+    let asked = PipelineRow {
+        shards: settings.shards(),
+        fingerprint: plan.fingerprint.clone(),
+        plan: plan.description.clone(),
+    };
+    let stored = store.define_pipeline(&asked).await?;
+    let name = settings.pipeline.name.clone();
+    if stored.fingerprint != asked.fingerprint {
+        return Err(ServiceError::OtherPlan { name, difference: difference(&stored.plan, &asked.plan) });
+    }
+    // A default that differs between machines is no wish.
+    match settings.pipeline.shards {
+        Some(asked) if asked != stored.shards => {
+            Err(ServiceError::OtherShards { name, stored: stored.shards, asked })
+        }
+        _ => Ok(stored.shards),
+    }
+}
+
+/// The lines that only one of two texts has: `-` for those of the first, `+` for those of the second.
+fn difference(before: &str, after: &str) -> String {
+    let only = |sign: char, of: &str, other: &str| -> String {
+        let missing = of.lines().filter(|line| !other.lines().any(|known| known == *line));
+        missing.map(|line| format!("  {sign} {line}\n")).collect()
+    };
+    only('-', before, after) + &only('+', after, before)
+}
+
+/// Runs a pipeline on actors of its own until it ends or is told to. `begun` gets the handle at once.
+///
+/// Blocks the calling thread, which becomes the supervisor's.
+pub fn run_to_end(pipeline: Arc<Pipeline>, threads: usize, begun: impl FnOnce(Handle)) -> Outcome {
+    actix_rt::System::new().block_on(async move {
+        let (handle, running) = run(pipeline, Placement::Threads(threads));
+        begun(handle);
+        running.await
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    #[test]
+    fn a_difference_shows_only_what_differs() {
+        let (before, after) = ("reads orders\nkeeps min(x)\nwrites t", "reads orders\nkeeps max(x)\nwrites t");
+        assert_eq!(difference(before, after), "  - keeps min(x)\n  + keeps max(x)\n");
+    }
+
+    #[test]
+    fn the_statements_come_from_exactly_one_place() {
+        let mut settings = Settings::default();
+        assert!(statements(&settings).unwrap_err().to_string().contains("STRANDLINE_PIPELINE__SQL"));
+        settings.pipeline.sql_file = Some("/nowhere/pipeline.sql".into());
+        let error = statements(&settings).unwrap_err().to_string();
+        assert!(error.contains("/nowhere/pipeline.sql") && error.contains("No such file"), "{error}");
+        settings.pipeline.sql = Some("SELECT 1".into());
+        assert!(statements(&settings).unwrap_err().to_string().contains("both set"));
+        settings.pipeline.sql_file = None;
+        assert_eq!(statements(&settings).unwrap(), "SELECT 1");
+    }
+}

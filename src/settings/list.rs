@@ -1,0 +1,219 @@
+//! The one list of all settings. The documentation, the sample file and the checks of what was given are made from it.
+
+use super::value::Kind;
+
+/// A setting.
+#[derive(Clone, Copy, Debug)]
+pub struct Setting {
+    /// Section and name, as a TOML file has them.
+    pub name: &'static str,
+    /// What it takes.
+    pub kind: Kind,
+    /// Its default as it would be written; empty if there is none.
+    pub default: &'static str,
+    /// What it is for.
+    pub meaning: &'static str,
+}
+
+impl Setting {
+    /// The environment variable.
+    pub fn variable(&self) -> String {
+        format!("STRANDLINE_{}", self.name.to_ascii_uppercase().replace('.', "__"))
+    }
+}
+
+/// Variables with names of their own, since other tools know them by these.
+pub const STANDARD_VARIABLES: &[(&str, &str)] = &[
+    (
+        "OTEL_EXPORTER_OTLP_ENDPOINT",
+        "Where traces go by OTLP over gRPC, such as `http://localhost:4317`. Unset: there are no traces. \
+         `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` wins over it.",
+    ),
+    ("OTEL_EXPORTER_OTLP_HEADERS", "Headers that are sent along, `name=value,...`. Never shown."),
+    ("OTEL_EXPORTER_OTLP_TIMEOUT", "The time that sending one batch of spans may take, in milliseconds. Default 10000."),
+    ("OTEL_SERVICE_NAME", "The service's name in traces. Default `strandline`."),
+    ("OTEL_RESOURCE_ATTRIBUTES", "Further attributes of the service in traces, `name=value,...`."),
+    (
+        "OTEL_TRACES_SAMPLER",
+        "Which batches are traced, with `OTEL_TRACES_SAMPLER_ARG`; for one in ten: `parentbased_traceidratio` and `0.1`.",
+    ),
+];
+
+const fn setting(name: &'static str, kind: Kind, default: &'static str, meaning: &'static str) -> Setting {
+    Setting { name, kind, default, meaning }
+}
+
+const MIB: u64 = 1 << 20;
+const MOST: u64 = u32::MAX as u64;
+
+/// All settings, in the order in which they are documented.
+pub const SETTINGS: &[Setting] = &[
+    setting(
+        "pipeline.name",
+        Kind::Text,
+        "",
+        "The name under which offsets and state are kept. Needed to run. Another name is another pipeline, which starts \
+         from nothing.",
+    ),
+    setting("pipeline.sql", Kind::Text, "", "The statements. Needed to run, or `pipeline.sql_file`."),
+    setting("pipeline.sql_file", Kind::Path, "", "A file with the statements, instead of `pipeline.sql`."),
+    setting(
+        "pipeline.shards",
+        Kind::Count(1, 1024),
+        "",
+        "Into how many shards the keys are split. Fixed when the pipeline first starts; later another number is refused. \
+         Unset: the number of cores, at most 8.",
+    ),
+    setting(
+        "pipeline.threads",
+        Kind::Count(1, 1024),
+        "",
+        "The number of threads on which the actors run. Unset: the number of cores.",
+    ),
+    setting(
+        "kafka.bootstrap_servers",
+        Kind::Text,
+        "",
+        "Kafka brokers to ask first, `host:port`, comma-separated. Needed to run.",
+    ),
+    setting(
+        "kafka.properties",
+        Kind::Properties,
+        "",
+        "Any librdkafka properties, over Strandline's own defaults. In a variable a JSON object or lines of `name=value`; \
+         or one variable each, such as `STRANDLINE_KAFKA__PROPERTIES__SECURITY_PROTOCOL` for `security.protocol`; in a \
+         file a table with quoted names. Those that would break the promises are refused.",
+    ),
+    setting(
+        "kafka.discovery_interval",
+        Kind::Duration(100),
+        "30s",
+        "How often new partitions are looked for.",
+    ),
+    setting(
+        "kafka.clients",
+        Kind::Count(1, 64),
+        "2",
+        "The number of librdkafka clients over which the partitions are spread; each fetches on a thread of its own.",
+    ),
+    setting(
+        "kafka.fetch_memory",
+        Kind::Bytes(MIB),
+        "64MiB",
+        "What librdkafka may hold in memory of records not yet taken, over all partitions.",
+    ),
+    setting(
+        "store.kind",
+        Kind::Choice(&["local", "cassandra"]),
+        "local",
+        "Where offsets and state are kept: in an embedded database in a folder of this machine, or in Cassandra.",
+    ),
+    setting("store.path", Kind::Path, "strandline-data", "The folder of the local store."),
+    setting(
+        "cassandra.nodes",
+        Kind::Text,
+        "127.0.0.1:9042",
+        "Cassandra nodes to ask first, `host:port`, comma-separated. For the store and for tables that are written.",
+    ),
+    setting("cassandra.keyspace", Kind::Text, "strandline", "The keyspace of Strandline's own tables. Made if missing."),
+    setting(
+        "cassandra.replication",
+        Kind::Text,
+        "{'class': 'SimpleStrategy', 'replication_factor': 1}",
+        "The replication of that keyspace if it has to be made, as CQL writes it. With more than one node, set it: with \
+         one copy the loss of a node is the loss of state.",
+    ),
+    setting("cassandra.user", Kind::Text, "", "The user's name. Unset: no login."),
+    setting("cassandra.password", Kind::Secret, "", "The user's password."),
+    setting("cassandra.tls", Kind::Flag, "false", "Whether to use TLS."),
+    setting(
+        "cassandra.tls_ca",
+        Kind::Path,
+        "",
+        "A PEM file with the authorities to trust. Unset: those that the system trusts.",
+    ),
+    setting("cassandra.tls_cert", Kind::Path, "", "A PEM file with the client's certificate."),
+    setting("cassandra.tls_key", Kind::Path, "", "A PEM file with the client's key."),
+    setting("cassandra.timeout", Kind::Duration(1), "5s", "The time that one request may take."),
+    setting("cassandra.datacenter", Kind::Text, "", "The datacenter whose nodes are preferred."),
+    setting(
+        "checkpoint.interval",
+        Kind::Duration(1),
+        "1s",
+        "The time between two checkpoints of a shard, and so about how old results are.",
+    ),
+    setting(
+        "checkpoint.quiet_interval",
+        Kind::Duration(1),
+        "3s",
+        "The time after which a shard without new rows commits its positions.",
+    ),
+    setting(
+        "checkpoint.pending_bytes",
+        Kind::Bytes(1),
+        "8MiB",
+        "Output rows that wait for a checkpoint: from so many on, one is taken early.",
+    ),
+    setting("batch.rows", Kind::Count(1, MOST), "16384", "Records in one batch at most."),
+    setting("batch.bytes", Kind::Bytes(1), "4MiB", "Payload in one batch at most; a larger record is a batch of its own."),
+    setting(
+        "in_flight.rows",
+        Kind::Count(1, MOST),
+        "262144",
+        "Records that may be between reading and state at most, over all partitions.",
+    ),
+    setting(
+        "in_flight.bytes",
+        Kind::Bytes(1),
+        "64MiB",
+        "Payload that may be between reading and state at most, over all partitions.",
+    ),
+    setting(
+        "supervision.initial_pause",
+        Kind::Duration(0),
+        "500ms",
+        "The pause before the second restart of an actor. The first is at once; each further pause is twice as long. Up \
+         to half of a pause is left out at random.",
+    ),
+    setting("supervision.max_pause", Kind::Duration(0), "1m", "The longest pause."),
+    setting(
+        "supervision.budget",
+        Kind::Count(0, MOST),
+        "20",
+        "So many restarts; then that partition or shard halts and the rest goes on.",
+    ),
+    setting("supervision.refill", Kind::Duration(0), "2m", "The healthy time after which the budget is full again."),
+    setting(
+        "supervision.stall",
+        Kind::Duration(10),
+        "1m",
+        "How long an actor may stand still with work before it, until it is restarted and `/healthz` fails.",
+    ),
+    setting(
+        "supervision.poison_crashes",
+        Kind::Count(1, MOST),
+        "3",
+        "After so many crashes at one place, the record that causes them is looked for and put with the dead letters.",
+    ),
+    setting(
+        "shutdown.deadline",
+        Kind::Duration(0),
+        "25s",
+        "The time that the last checkpoint and the rest of the end may take after SIGTERM. Below Kubernetes' 30 s.",
+    ),
+    setting(
+        "http.listen",
+        Kind::Text,
+        "127.0.0.1:8080",
+        "Where the status page, health and metrics are served; `off` for nowhere. The page needs no password: open it to \
+         other machines only where all may see it.",
+    ),
+    setting("log.format", Kind::Choice(&["text", "json"]), "text", "How log lines look. The log goes to standard error."),
+    setting(
+        "log.level",
+        Kind::Text,
+        "info",
+        "What is logged: `error`, `warn`, `info`, `debug` or `trace`, also by module, such as \
+         `info,strandline::kafka=debug`.",
+    ),
+];

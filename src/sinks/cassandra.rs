@@ -1,0 +1,339 @@
+//! A Cassandra table as a sink.
+//!
+//! Every row of an epoch is written under the timestamp that the shard's pointer fixed for that epoch. So a delivery that
+//! is repeated changes nothing, and a process that lost its shard can only write below what its successor has written:
+//! Cassandra keeps the higher timestamp. Nothing here depends on the order in which requests arrive.
+
+mod conversion;
+mod definition;
+mod fit;
+mod operations;
+mod schema;
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use futures::StreamExt;
+use futures::stream::FuturesUnordered;
+use scylla::client::session::Session;
+use scylla::frame::response::result::ColumnType;
+use scylla::serialize::SerializationError;
+use scylla::serialize::row::{RowSerializationContext, SerializeRow};
+use scylla::serialize::writers::RowWriter;
+use scylla::statement::Statement;
+use scylla::statement::prepared::PreparedStatement;
+use strandline_actors::ports::{Change, Delivery, SinkError};
+use tokio::sync::Semaphore;
+use tokio::time::Instant;
+use tracing::{info, warn};
+
+use self::definition::{Definition, qualified, statements};
+use self::fit::Fit;
+use self::operations::{Keyless, Layout, Operation, Operations};
+use self::schema::{Column, Found};
+use super::{Counters, SinkOpenError};
+use crate::cassandra::{Failure, prepare, quote};
+use crate::catalog::{SinkKind, SinkTable};
+use crate::settings::CassandraSettings;
+
+/// Requests under way at most, over all shards.
+const MOST_IN_FLIGHT: usize = 256;
+/// Requests under way at least, however much the servers are overloaded.
+const LEAST_IN_FLIGHT: usize = 4;
+/// How often in a row everything may fail before a delivery is given up.
+const FRUITLESS_PASSES: u32 = 5;
+/// The pause after the first failure; it doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// The time that a change of the schema may take: all nodes of a cluster take part.
+const SCHEMA_TIMEOUT: Duration = Duration::from_secs(60);
+/// How often rows that cannot be written are logged.
+const NOTICE_INTERVAL: Duration = Duration::from_secs(10);
+
+/// A Cassandra table as a statement declares it.
+pub(super) struct Declared<'a> {
+    table: &'a SinkTable,
+    keyspace: &'a str,
+    name: &'a str,
+    null_key: Option<&'a str>,
+    definition: Definition,
+    /// Whether to make the table when it is missing.
+    pub(super) create: bool,
+}
+
+impl<'a> Declared<'a> {
+    /// Reads the declaration, or says why Cassandra cannot have such a table. `None`: it is for another system.
+    pub(super) fn new(table: &'a SinkTable) -> Result<Option<Self>, SinkOpenError> {
+        let SinkKind::Cassandra { keyspace, table: name, create, null_key } = &table.kind else {
+            return Ok(None);
+        };
+        if table.primary_key.is_empty() {
+            return Err(SinkOpenError::NoPrimaryKey { table: table.name.clone() });
+        }
+        let fields = table.schema.fields().iter().map(AsRef::as_ref);
+        let definition =
+            Definition::new(keyspace, name, fields, &table.primary_key).map_err(|field| SinkOpenError::NoCqlType {
+                table: table.name.clone(),
+                column: field.name().clone(),
+                from: field.data_type().to_string(),
+                key: table.primary_key.contains(field.name()),
+            })?;
+        Ok(Some(Self { table, keyspace, name, null_key: null_key.as_deref(), definition, create: *create }))
+    }
+
+    /// The table's name with its keyspace.
+    fn place(&self) -> String {
+        qualified(self.keyspace, self.name)
+    }
+}
+
+/// An open table.
+pub(super) struct CassandraTable {
+    session: Arc<Session>,
+    insert: PreparedStatement,
+    delete: PreparedStatement,
+    layout: Layout,
+    /// Bounds the requests of all shards together.
+    permits: Semaphore,
+    /// How many requests one delivery has under way: fewer after failures, more again after success.
+    width: AtomicUsize,
+    noticed: Mutex<Option<Instant>>,
+}
+
+impl CassandraTable {
+    /// Finds the table, or makes it if the statement says so, and checks that it takes the rows.
+    pub(super) async fn open(
+        session: Arc<Session>,
+        settings: &CassandraSettings,
+        declared: &Declared<'_>,
+    ) -> Result<Self, SinkOpenError> {
+        let columns = find(&session, settings, declared).await?;
+        let fit = Fit::new(declared, &columns);
+        fit.check_names()?;
+        let place = format!("{}.{}", quote(declared.keyspace), quote(declared.name));
+        let (key, values) = (fit.key(), fit.values());
+        let insert = insert_statement(&place, &key, &values);
+        let insert = prepare(&session, &insert).await.map_err(SinkOpenError::Failed)?;
+        let delete = prepare(&session, &delete_statement(&place, &key)).await.map_err(SinkOpenError::Failed)?;
+        let specs = insert.get_variable_col_specs();
+        let types: Vec<(&str, &ColumnType<'_>)> = specs.iter().map(|spec| (spec.name(), spec.typ())).collect();
+        let layout = fit.layout(&types)?;
+        Ok(Self {
+            session,
+            insert,
+            delete,
+            layout,
+            permits: Semaphore::new(MOST_IN_FLIGHT),
+            width: AtomicUsize::new(MOST_IN_FLIGHT),
+            noticed: Mutex::new(None),
+        })
+    }
+
+    /// Writes the output of one epoch.
+    pub(super) async fn deliver(&self, delivery: &Delivery<'_>, counters: &Counters) -> Result<(), SinkError> {
+        let operations = self.layout.operations(delivery.output)?;
+        self.report_left_out(&operations, counters);
+        self.write(&operations, delivery.timestamp).await?;
+        let deletes = operations.list.iter().filter(|operation| operation.change == Change::Delete).count();
+        counters.written(Change::Delete, deletes);
+        counters.written(Change::Upsert, operations.list.len() - deletes);
+        Ok(())
+    }
+
+    /// Writes everything, and what failed again, more slowly, for as long as something succeeds.
+    async fn write(&self, operations: &Operations<'_>, timestamp: i64) -> Result<(), SinkError> {
+        let mut waiting: Vec<&Operation> = operations.list.iter().collect();
+        let mut fruitless = 0;
+        let mut pause = FIRST_PAUSE;
+        while !waiting.is_empty() {
+            let width = self.width.load(Ordering::Relaxed);
+            let pass = self.pass(operations, &waiting, timestamp, width).await?;
+            let Some(reason) = pass.reason else {
+                self.width.store((width * 2).min(MOST_IN_FLIGHT), Ordering::Relaxed);
+                return Ok(());
+            };
+            self.width.store((width / 4).max(LEAST_IN_FLIGHT), Ordering::Relaxed);
+            if pass.left.len() < waiting.len() {
+                (fruitless, pause) = (0, FIRST_PAUSE);
+            } else {
+                fruitless += 1;
+            }
+            waiting = pass.left;
+            if fruitless == FRUITLESS_PASSES {
+                return Err(SinkError::Unavailable(format!(
+                    "{} rows of {} could not be written to {}: {reason}",
+                    waiting.len(),
+                    operations.list.len(),
+                    self.layout.table
+                )));
+            }
+            warn!(table = self.layout.table, left = waiting.len(), reason, "rows could not be written; repeating them");
+            tokio::time::sleep(pause).await;
+            pause *= 2;
+        }
+        Ok(())
+    }
+
+    /// Sends each operation once. Stops early when as many have failed as may be under way: then nothing is gained by
+    /// sending the rest.
+    async fn pass<'a>(
+        &self,
+        operations: &Operations<'_>,
+        waiting: &[&'a Operation],
+        timestamp: i64,
+        width: usize,
+    ) -> Result<Pass<'a>, SinkError> {
+        let mut next = waiting.iter();
+        let mut in_flight = FuturesUnordered::new();
+        let mut pass = Pass { left: Vec::new(), reason: None };
+        loop {
+            while in_flight.len() < width && pass.left.len() < width {
+                let Some(operation) = next.next() else { break };
+                let cells = operations.cells(operation, timestamp)?;
+                in_flight.push(async move { (*operation, self.send(operation.change, &cells).await) });
+            }
+            match in_flight.next().await {
+                None => break,
+                Some((_, Ok(()))) => {}
+                Some((operation, Err(Failure::Refused(reason)))) => {
+                    return Err(SinkError::Fatal(format!(
+                        "Cassandra refused the row ({}) of {}: {reason}",
+                        operations.show_key(operation),
+                        self.layout.table
+                    )));
+                }
+                Some((operation, Err(failure))) => {
+                    pass.left.push(operation);
+                    pass.reason = Some(failure.to_string());
+                }
+            }
+        }
+        pass.left.extend(next);
+        Ok(pass)
+    }
+
+    async fn send(&self, change: Change, cells: &[u8]) -> Result<(), Failure> {
+        // The semaphore is never closed, so there is always a permit to come.
+        let _permit = self.permits.acquire().await;
+        let statement = match change {
+            Change::Upsert => &self.insert,
+            Change::Delete => &self.delete,
+        };
+        self.session.execute_unpaged(statement, Cells(cells)).await?;
+        Ok(())
+    }
+
+    /// Counts the rows that cannot be written, and shows one of them from time to time.
+    fn report_left_out(&self, operations: &Operations<'_>, counters: &Counters) {
+        let Some(first) = operations.left_out.first() else {
+            return;
+        };
+        for left_out in &operations.left_out {
+            let counter = match left_out.reason {
+                Keyless::Null => &counters.null_keys,
+                Keyless::Empty => &counters.empty_keys,
+                Keyless::Long => &counters.long_keys,
+                Keyless::Unfit(_) => &counters.unfit_keys,
+            };
+            counter.fetch_add(1, Ordering::Relaxed);
+        }
+        let Ok(mut noticed) = self.noticed.lock() else {
+            return;
+        };
+        if noticed.is_none_or(|last| last.elapsed() >= NOTICE_INTERVAL) {
+            *noticed = Some(Instant::now());
+            let counts = counters.read();
+            warn!(
+                table = self.layout.table,
+                rows = counts.null_keys + counts.empty_keys + counts.long_keys + counts.unfit_keys,
+                "rows are not written: {}",
+                operations.explain(*first)
+            );
+        }
+    }
+}
+
+/// The columns of the table, which is made if it is missing and the statement says so.
+async fn find(
+    session: &Session,
+    settings: &CassandraSettings,
+    declared: &Declared<'_>,
+) -> Result<Vec<Column>, SinkOpenError> {
+    let look_up = || schema::look_up(session, declared.keyspace, declared.name);
+    let mut found = look_up().await.map_err(SinkOpenError::Failed)?;
+    if declared.create && matches!(found, Found::NoTable(_)) {
+        for cql in declared.definition.create() {
+            let mut statement = Statement::new(cql.as_str());
+            statement.set_is_idempotent(true);
+            statement.set_request_timeout(Some(settings.timeout.max(SCHEMA_TIMEOUT)));
+            session
+                .query_unpaged(statement, ())
+                .await
+                .map_err(|error| SinkOpenError::Failed(Failure::from(error).during(&cql)))?;
+        }
+        info!(table = declared.place(), "created the table");
+        found = look_up().await.map_err(SinkOpenError::Failed)?;
+    }
+    match found {
+        Found::Table(columns) => Ok(columns),
+        Found::View => Err(SinkOpenError::View { table: declared.place() }),
+        Found::NoTable(known) => Err(SinkOpenError::NoTable {
+            table: declared.place(),
+            hint: schema::hint(declared.name, known.iter().map(String::as_str)),
+            ddl: statements(&declared.definition.create()),
+        }),
+        Found::NoKeyspace(known) => {
+            let keyspace = definition::name(declared.keyspace);
+            let mut ddl =
+                vec![format!("CREATE KEYSPACE IF NOT EXISTS {keyspace} WITH replication = {}", settings.replication)];
+            if !declared.create {
+                ddl.extend(declared.definition.create());
+            }
+            let hint = schema::hint(declared.keyspace, known.iter().map(String::as_str));
+            Err(SinkOpenError::NoKeyspace { keyspace, hint, ddl: statements(&ddl) })
+        }
+    }
+}
+
+struct Pass<'a> {
+    /// What is not known to be written.
+    left: Vec<&'a Operation>,
+    /// Why, if anything failed.
+    reason: Option<String>,
+}
+
+/// Cells as they are bound, each with its length before it.
+struct Cells<'a>(&'a [u8]);
+
+impl SerializeRow for Cells<'_> {
+    fn serialize(&self, _: &RowSerializationContext<'_>, writer: &mut RowWriter<'_>) -> Result<(), SerializationError> {
+        let mut rest = self.0;
+        while let Some((length, after)) = rest.split_first_chunk::<4>() {
+            let cell = writer.make_cell_writer();
+            let Ok(length) = usize::try_from(i32::from_be_bytes(*length)) else {
+                cell.set_null();
+                rest = after;
+                continue;
+            };
+            let (value, after) = after.split_at(length);
+            cell.set_value(value).map_err(SerializationError::new)?;
+            rest = after;
+        }
+        Ok(())
+    }
+
+    fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+fn insert_statement(place: &str, key: &[&str], values: &[&str]) -> String {
+    let columns: Vec<String> = key.iter().chain(values).map(|column| quote(column)).collect();
+    let markers = vec!["?"; columns.len()].join(", ");
+    format!("INSERT INTO {place} ({}) VALUES ({markers}) USING TIMESTAMP ?", columns.join(", "))
+}
+
+fn delete_statement(place: &str, key: &[&str]) -> String {
+    let conditions: Vec<String> = key.iter().map(|column| format!("{} = ?", quote(column))).collect();
+    format!("DELETE FROM {place} USING TIMESTAMP ? WHERE {}", conditions.join(" AND "))
+}
