@@ -587,7 +587,12 @@ async fn crash_notes_come_and_go(place: &dyn Place) {
     let store = place.open(&pipeline).await;
     let (key, other) = (partition("orders", 0).key, partition("orders", 1).key);
     let first = CrashNote { position: Offset(7), generation: Generation(1), deaths: 1, suspect: None };
-    let second = CrashNote { position: Offset(7), generation: Generation(1), deaths: 2, suspect: Some(Range::new(Offset(7), Offset(8))) };
+    let second = CrashNote {
+        position: Offset(7),
+        generation: Generation(1),
+        deaths: 2,
+        suspect: Some(Range::new(Offset(7), Offset(8))),
+    };
     assert_eq!(store.crash_note(&key).await.unwrap(), None);
     store.write_crash_note(&key, None).await.unwrap();
     assert_eq!(store.crash_note(&key).await.unwrap(), None);
