@@ -17,6 +17,7 @@ use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fmt;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::Thread;
 use std::time::Duration;
 
@@ -139,6 +140,8 @@ pub(super) struct Client {
     rk: NonNull<rd::rd_kafka_t>,
     /// Given to librdkafka as its opaque pointer, and taken back when the client is destroyed.
     listener: NonNull<Arc<dyn Listener>>,
+    /// How many questions went unanswered: each goes to another broker than the one before.
+    unanswered: AtomicUsize,
 }
 
 // SAFETY: librdkafka's handle may be used from any thread, and the listener behind it is `Send + Sync`.
@@ -176,7 +179,7 @@ impl Client {
             rd::rd_kafka_conf_set_error_cb(conf, Some(on_error));
             let rk = rd::rd_kafka_new(rd::rd_kafka_type_t::RD_KAFKA_CONSUMER, conf, reason.as_mut_ptr(), reason.len());
             match NonNull::new(rk) {
-                Some(rk) => Ok(Self { rk, listener }),
+                Some(rk) => Ok(Self { rk, listener, unanswered: AtomicUsize::new(0) }),
                 None => {
                     rd::rd_kafka_conf_destroy(conf);
                     drop(Box::from_raw(listener.as_ptr()));
@@ -192,9 +195,40 @@ impl Client {
         unsafe { rd::rd_kafka_poll(self.rk.as_ptr(), 0) };
     }
 
+    /// The id of a broker, to put a question to. Left to itself, librdkafka waits for the controller, which not every
+    /// cluster names.
+    fn some_broker(&self, timeout: Duration) -> Result<i32, Fault> {
+        let turn = self.unanswered.load(Ordering::Relaxed);
+        let mut metadata = ptr::null();
+        // SAFETY: a live handle; without a topic only the brokers and the topics known here are told. What it answers is
+        // ours until it is given back, and has as many brokers as it says.
+        unsafe {
+            match rd::rd_kafka_metadata(self.rk.as_ptr(), 0, ptr::null_mut(), &mut metadata, millis(timeout)) {
+                Resp::RD_KAFKA_RESP_ERR_NO_ERROR => {}
+                code => return Err(Fault::of(code)),
+            }
+            let count = usize::try_from((*metadata).broker_cnt).unwrap_or(0);
+            let broker = (count > 0).then(|| (*(*metadata).brokers.add(turn % count)).id);
+            rd::rd_kafka_metadata_destroy(metadata);
+            broker.ok_or_else(|| Fault::of(Resp::RD_KAFKA_RESP_ERR__ALL_BROKERS_DOWN))
+        }
+    }
+
     /// Asks the cluster what it knows of these topics.
     pub(super) fn describe_topics(
         self: &Arc<Self>,
+        names: &[&str],
+        timeout: Duration,
+    ) -> Result<Vec<TopicDescription>, Fault> {
+        let broker = self.some_broker(timeout)?;
+        self.describe_topics_at(broker, names, timeout).inspect_err(|_| {
+            self.unanswered.fetch_add(1, Ordering::Relaxed);
+        })
+    }
+
+    fn describe_topics_at(
+        self: &Arc<Self>,
+        broker: i32,
         names: &[&str],
         timeout: Duration,
     ) -> Result<Vec<TopicDescription>, Fault> {
@@ -202,8 +236,14 @@ impl Client {
         let mut pointers: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
         let options = AdminOptions::new(self, rd::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS, timeout)?;
         let queue = Queue::new(self)?;
+        let mut reason = [0 as c_char; 256];
         // SAFETY: the collection copies the names and is destroyed right after the request, which copies it in turn.
         unsafe {
+            let code =
+                rd::rd_kafka_AdminOptions_set_broker(options.0.as_ptr(), broker, reason.as_mut_ptr(), reason.len());
+            if code != Resp::RD_KAFKA_RESP_ERR_NO_ERROR {
+                return Err(Fault { code: Code(code as i32), text: text(reason.as_ptr()) });
+            }
             let topics = rd::rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len());
             rd::rd_kafka_DescribeTopics(self.rk.as_ptr(), topics, options.0.as_ptr(), queue.queue.as_ptr());
             rd::rd_kafka_TopicCollection_destroy(topics);
