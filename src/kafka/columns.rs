@@ -11,6 +11,8 @@ use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
 use arrow::error::ArrowError;
 use strandline_actors::ports::raw;
 
+use super::raw::Headers;
+
 /// Which of a record's parts the query uses; the others are never copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Parts {
@@ -41,9 +43,6 @@ pub fn schema(parts: Parts) -> SchemaRef {
     }
     Arc::new(Schema::new(fields))
 }
-
-/// The headers of a record, in their order.
-pub(super) type Headers<'a> = Vec<(String, Option<&'a [u8]>)>;
 
 /// One record, borrowed.
 #[derive(Clone, Debug, Default)]
