@@ -179,6 +179,25 @@ impl World {
         }
     }
 
+    /// Damages a segment that a pointer lists and the state before it does not need, between two processes.
+    fn corrupt(&self) {
+        let mut contents = self.contents.lock().unwrap();
+        let pointers: Vec<_> = contents.pointers.values().cloned().collect();
+        for pointer in pointers {
+            let Some(kept) = pointer.kept.first() else { continue };
+            let listed = pointer.content.state.iter().chain(&pointer.content.outbox.segments);
+            let newer: Vec<_> = listed.filter(|segment| !kept.state.contains(segment)).collect();
+            if newer.is_empty() || !self.chance.strikes("segment corrupt", 4) {
+                continue;
+            }
+            let segment = newer[self.chance.number(newer.len() as u64) as usize];
+            if let Some(bytes) = contents.segments.get_mut(&segment.key) {
+                let at = self.chance.number(bytes.len() as u64) as usize;
+                bytes[at] ^= 1;
+            }
+        }
+    }
+
     /// Harms the running process for a while.
     async fn harm(&self, handle: &Handle) {
         for _ in 0..2 + self.chance.number(4) {
@@ -201,6 +220,7 @@ impl World {
         self.produce(0, produced);
         if self.plan.hostile {
             for _ in 0..2 + self.chance.number(3) {
+                self.corrupt();
                 let (handle, running) = self.process();
                 self.note("a process starts");
                 let running = tokio::task::spawn_local(running);

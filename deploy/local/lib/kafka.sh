@@ -32,6 +32,11 @@ share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 share.coordinator.state.topic.num.partitions=4
 group.initial.rebalance.delay.ms=0
+
+# After a kill the broker may only come back once its old session has ended.
+broker.session.timeout.ms=3000
+broker.heartbeat.interval.ms=500
+
 log.initial.task.delay.ms=500
 log.retention.check.interval.ms=1000
 $(printf '%s\n' "${sets[@]}")
