@@ -24,7 +24,7 @@
 //! | number into an integer | exact; `1.0` and `1e3` are whole numbers, `1.5` is bad; out of range is bad |
 //! | number into REAL or DOUBLE | the nearest; `1e400` is bad |
 //! | number into DECIMAL | exact; more digits than scale or precision is bad, zeros at the end do not count |
-//! | string into a number or a boolean | taken when it holds exactly the JSON text of one (`"12"`, `"true"`), or `"NaN"`, `"Infinity"`, `"-Infinity"` for floating point |
+//! | string into a number or a boolean | taken when it holds exactly the JSON text of one (`"12"`, `"true"`), or for floating point `"NaN"`, `"Infinity"`, `"+INF"` and the like |
 //! | number, boolean, object or array into VARCHAR | its JSON text as it was written |
 //! | string into BYTEA | hexadecimal digits |
 //! | string into TIMESTAMP, DATE, TIME | as CAST reads it; a number is bad |

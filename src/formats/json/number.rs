@@ -46,14 +46,15 @@ fn whole_exactly(text: &str) -> Result<i128, Inexact> {
     scaled(text, 0, 38)?.parse().map_err(|_| Inexact::Digits)
 }
 
-/// A number of a floating-point type: the nearest one. A string may also say `NaN`, `Infinity` or `-Infinity`.
+/// A number of a floating-point type: the nearest one. A string may also say what Spark reads as not a number or as
+/// infinite.
 #[inline]
 pub(super) fn floating<T: Float>(value: Value<'_>, sql: &str) -> Result<T, Fault> {
     if let Value::Text(quoted) = value {
         match quoted {
             r#""NaN""# => return Ok(T::NAN),
-            r#""Infinity""# => return Ok(T::INFINITY),
-            r#""-Infinity""# => return Ok(T::NEG_INFINITY),
+            r#""Infinity""# | r#""+Infinity""# | r#""+INF""# => return Ok(T::INFINITY),
+            r#""-Infinity""# | r#""-INF""# => return Ok(T::NEG_INFINITY),
             _ => {}
         }
     }

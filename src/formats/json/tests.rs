@@ -1,6 +1,7 @@
 #![allow(clippy::unwrap_used)]
 
 mod batches;
+mod document;
 mod nested;
 mod options;
 mod records;

@@ -160,6 +160,9 @@ fn floating_point_is_the_nearest_number_and_never_infinite_by_accident() {
             ("\"NaN\"", "NaN"),
             ("\"Infinity\"", "inf"),
             ("\"-Infinity\"", "-inf"),
+            ("\"+Infinity\"", "inf"),
+            ("\"+INF\"", "inf"),
+            ("\"-INF\"", "-inf"),
         ],
     );
     refuses(
