@@ -26,16 +26,17 @@ jars() { echo "$cache/$1/lib"; }
 have_jars() { "$1_pom" | cmp -s - "$cache/$1/pom.xml"; }
 
 download_jars() {
-    local kind=$1 new="$cache/$1.new" log="$cache/$1.fetch.log"
+    local kind=$1 new="$cache/$1.new" log="$cache/$1.fetch.log" java
+    java=$(realpath "$(java17)")
     say "$kind: downloading its jars into $cache/$kind"
     rm -rf "$new"
     mkdir -p "$new"
     "${kind}_pom" >"$new/pom.xml"
-    mvn --batch-mode --no-transfer-progress -Dstyle.color=never -f "$new/pom.xml" \
+    JAVA_HOME=${java%/bin/java} mvn --batch-mode --no-transfer-progress -Dstyle.color=never -f "$new/pom.xml" \
         org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies \
         -DincludeScope=runtime -DoutputDirectory="$new/lib" >"$log" 2>&1 8>&- \
         || { tail -n 20 "$log" >&2; fail "Maven could not download the jars of $kind; all of its output is in $log"; }
-    rm -rf "${cache:?}/$kind"
+    rm -rf "${cache:?}/${kind:?}"
     mv "$new" "$cache/$kind"
     say "$kind: $(find "$cache/$kind/lib" -name '*.jar' | wc -l) jars are there"
 }
@@ -87,6 +88,8 @@ install_commands() {
         as_root=(sudo)
     fi
     say "installing ${packages[*]}"
-    "${as_root[@]}" apt-get update -qq 8>&- >&2
-    DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${packages[@]}" 8>&- >&2
+    {
+        "${as_root[@]}" apt-get update -qq &&
+            "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}"
+    } >&2 8>&- || fail "apt-get could not install ${packages[*]}"
 }
