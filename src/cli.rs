@@ -1,11 +1,9 @@
 //! The command line.
 
-use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
 
-use crate::settings::{self, Loaded, SettingsError};
+use crate::settings::SettingsError;
 
 /// What the process says to whoever started it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
