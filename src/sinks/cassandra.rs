@@ -8,14 +8,13 @@ mod conversion;
 mod definition;
 mod fit;
 mod operations;
+mod pace;
 mod schema;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use futures::StreamExt;
-use futures::stream::FuturesUnordered;
 use scylla::client::session::Session;
 use scylla::frame::response::result::ColumnType;
 use scylla::serialize::SerializationError;
@@ -24,27 +23,19 @@ use scylla::serialize::writers::RowWriter;
 use scylla::statement::Statement;
 use scylla::statement::prepared::PreparedStatement;
 use strandline_actors::ports::{Change, Delivery, SinkError};
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tracing::{info, warn};
 
 use self::definition::{Definition, qualified, statements};
 use self::fit::Fit;
 use self::operations::{Keyless, Layout, Operation, Operations};
+use self::pace::{Failed, Pace, Stopped};
 use self::schema::{Column, Found};
 use super::{Counters, SinkOpenError};
 use crate::cassandra::{Failure, prepare, quote};
 use crate::catalog::{SinkKind, SinkTable};
 use crate::settings::CassandraSettings;
 
-/// Requests under way at most, over all shards.
-const MOST_IN_FLIGHT: usize = 256;
-/// Requests under way at least, however much the servers are overloaded.
-const LEAST_IN_FLIGHT: usize = 4;
-/// How often in a row everything may fail before a delivery is given up.
-const FRUITLESS_PASSES: u32 = 5;
-/// The pause after the first failure; it doubles.
-const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The time that a change of the schema may take: all nodes of a cluster take part.
 const SCHEMA_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often rows that cannot be written are logged.
@@ -93,10 +84,7 @@ pub(super) struct CassandraTable {
     insert: PreparedStatement,
     delete: PreparedStatement,
     layout: Layout,
-    /// Bounds the requests of all shards together.
-    permits: Semaphore,
-    /// How many requests one delivery has under way: fewer after failures, more again after success.
-    width: AtomicUsize,
+    pace: Pace,
     noticed: Mutex<Option<Instant>>,
 }
 
@@ -118,15 +106,7 @@ impl CassandraTable {
         let specs = insert.get_variable_col_specs();
         let types: Vec<(&str, &ColumnType<'_>)> = specs.iter().map(|spec| (spec.name(), spec.typ())).collect();
         let layout = fit.layout(&types)?;
-        Ok(Self {
-            session,
-            insert,
-            delete,
-            layout,
-            permits: Semaphore::new(MOST_IN_FLIGHT),
-            width: AtomicUsize::new(MOST_IN_FLIGHT),
-            noticed: Mutex::new(None),
-        })
+        Ok(Self { session, insert, delete, layout, pace: Pace::new(), noticed: Mutex::new(None) })
     }
 
     /// Writes the output of one epoch.
@@ -140,87 +120,31 @@ impl CassandraTable {
         Ok(())
     }
 
-    /// Writes everything, and what failed again, more slowly, for as long as something succeeds.
     async fn write(&self, operations: &Operations<'_>, timestamp: i64) -> Result<(), SinkError> {
-        let mut waiting: Vec<&Operation> = operations.list.iter().collect();
-        let mut fruitless = 0;
-        let mut pause = FIRST_PAUSE;
-        while !waiting.is_empty() {
-            let width = self.width.load(Ordering::Relaxed);
-            let pass = self.pass(operations, &waiting, timestamp, width).await?;
-            let Some(reason) = pass.reason else {
-                self.width.store((width * 2).min(MOST_IN_FLIGHT), Ordering::Relaxed);
-                return Ok(());
+        let written = self.pace.send_all(&self.layout.table, &operations.list, async |operation: &Operation| {
+            let cells = operations.cells(operation, timestamp).map_err(Failed::ForGood)?;
+            let statement = match operation.change {
+                Change::Upsert => &self.insert,
+                Change::Delete => &self.delete,
             };
-            self.width.store((width / 4).max(LEAST_IN_FLIGHT), Ordering::Relaxed);
-            if pass.left.len() < waiting.len() {
-                (fruitless, pause) = (0, FIRST_PAUSE);
-            } else {
-                fruitless += 1;
-            }
-            waiting = pass.left;
-            if fruitless == FRUITLESS_PASSES {
-                return Err(SinkError::Unavailable(format!(
-                    "{} rows of {} could not be written to {}: {reason}",
-                    waiting.len(),
-                    operations.list.len(),
+            match self.session.execute_unpaged(statement, Cells(&cells)).await.map_err(Failure::from) {
+                Ok(_) => Ok(()),
+                Err(Failure::Refused(reason)) => Err(Failed::ForGood(SinkError::Fatal(format!(
+                    "Cassandra refused the row ({}) of {}: {reason}",
+                    operations.show_key(operation),
                     self.layout.table
-                )));
+                )))),
+                Err(failure) => Err(Failed::ForNow(failure.to_string())),
             }
-            warn!(table = self.layout.table, left = waiting.len(), reason, "rows could not be written; repeating them");
-            tokio::time::sleep(pause).await;
-            pause *= 2;
-        }
-        Ok(())
-    }
-
-    /// Sends each operation once. Stops early when as many have failed as may be under way: then nothing is gained by
-    /// sending the rest.
-    async fn pass<'a>(
-        &self,
-        operations: &Operations<'_>,
-        waiting: &[&'a Operation],
-        timestamp: i64,
-        width: usize,
-    ) -> Result<Pass<'a>, SinkError> {
-        let mut next = waiting.iter();
-        let mut in_flight = FuturesUnordered::new();
-        let mut pass = Pass { left: Vec::new(), reason: None };
-        loop {
-            while in_flight.len() < width && pass.left.len() < width {
-                let Some(operation) = next.next() else { break };
-                let cells = operations.cells(operation, timestamp)?;
-                in_flight.push(async move { (*operation, self.send(operation.change, &cells).await) });
-            }
-            match in_flight.next().await {
-                None => break,
-                Some((_, Ok(()))) => {}
-                Some((operation, Err(Failure::Refused(reason)))) => {
-                    return Err(SinkError::Fatal(format!(
-                        "Cassandra refused the row ({}) of {}: {reason}",
-                        operations.show_key(operation),
-                        self.layout.table
-                    )));
-                }
-                Some((operation, Err(failure))) => {
-                    pass.left.push(operation);
-                    pass.reason = Some(failure.to_string());
-                }
-            }
-        }
-        pass.left.extend(next);
-        Ok(pass)
-    }
-
-    async fn send(&self, change: Change, cells: &[u8]) -> Result<(), Failure> {
-        // The semaphore is never closed, so there is always a permit to come.
-        let _permit = self.permits.acquire().await;
-        let statement = match change {
-            Change::Upsert => &self.insert,
-            Change::Delete => &self.delete,
-        };
-        self.session.execute_unpaged(statement, Cells(cells)).await?;
-        Ok(())
+        });
+        written.await.map_err(|stopped| match stopped {
+            Stopped::ForGood(error) => error,
+            Stopped::GivenUp { left, reason } => SinkError::Unavailable(format!(
+                "{left} of {} rows could not be written to {}: {reason}",
+                operations.list.len(),
+                self.layout.table
+            )),
+        })
     }
 
     /// Counts the rows that cannot be written, and shows one of them from time to time.
@@ -293,13 +217,6 @@ async fn find(
             Err(SinkOpenError::NoKeyspace { keyspace, hint, ddl: statements(&ddl) })
         }
     }
-}
-
-struct Pass<'a> {
-    /// What is not known to be written.
-    left: Vec<&'a Operation>,
-    /// Why, if anything failed.
-    reason: Option<String>,
 }
 
 /// Cells as they are bound, each with its length before it.

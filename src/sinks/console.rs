@@ -139,3 +139,166 @@ fn printable(text: &str) -> String {
     }
     out
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use arrow::array::{Decimal128Array, Float64Array, Int64Array, TimestampMicrosecondArray};
+    use strandline_actors::pointer::{Attempt, Epoch};
+
+    use super::*;
+    use crate::catalog::SinkKind;
+
+    /// What has been written, or the error that writing gives.
+    #[derive(Default)]
+    struct Screen {
+        text: Vec<u8>,
+        error: Option<io::ErrorKind>,
+        writes: usize,
+    }
+
+    impl Write for Screen {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            if let Some(kind) = self.error {
+                return Err(kind.into());
+            }
+            self.writes += 1;
+            self.text.extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    fn rows() -> RecordBatch {
+        let total = Decimal128Array::from(vec![Some(1250), None]).with_precision_and_scale(10, 2).unwrap();
+        RecordBatch::try_from_iter_with_nullable([
+            ("at", Arc::new(TimestampMicrosecondArray::from(vec![0, 1_500_000])) as ArrayRef, true),
+            ("item", Arc::new(StringArray::from(vec![Some("Bürste"), None])), true),
+            ("n", Arc::new(Int64Array::from(vec![i64::MAX, 0])), true),
+            ("total", Arc::new(total), true),
+        ])
+        .unwrap()
+    }
+
+    fn console(format: ConsoleFormat, rows: &RecordBatch, key: &[&str]) -> (Console, Arc<Mutex<Screen>>) {
+        let table = SinkTable {
+            name: "results".into(),
+            kind: SinkKind::Console { format },
+            schema: rows.schema(),
+            primary_key: key.iter().map(|column| (*column).to_owned()).collect(),
+        };
+        let screen = Arc::new(Mutex::new(Screen::default()));
+        let out: Arc<Mutex<dyn Write + Send>> = Arc::clone(&screen) as _;
+        (Console::new(&table, format, out), screen)
+    }
+
+    async fn deliver(console: &Console, output: &[OutputBatch], again: bool) -> Result<(), SinkError> {
+        let attempt = Attempt::fresh();
+        console.deliver(&Delivery { shard: 3, epoch: Epoch(7), attempt, timestamp: 1, again, output }).await
+    }
+
+    fn changes(rows: &RecordBatch) -> Vec<OutputBatch> {
+        let batch = |change, rows| OutputBatch { sink: 0, change, rows };
+        vec![batch(Change::Upsert, rows.clone()), batch(Change::Delete, rows.slice(0, 1))]
+    }
+
+    fn text(screen: &Mutex<Screen>) -> String {
+        String::from_utf8(screen.lock().unwrap().text.clone()).unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_table_shows_the_rows_of_a_delivery_in_one_piece() {
+        let (console, screen) = console(ConsoleFormat::Table, &rows(), &["at", "item"]);
+        deliver(&console, &changes(&rows()), false).await.unwrap();
+        let expected = "\
+shard 3, epoch 7: 3 rows
++---+-------------------------+--------+---------------------+-------+
+|   | at                      | item   | n                   | total |
++---+-------------------------+--------+---------------------+-------+
+| + | 1970-01-01T00:00:00     | Bürste | 9223372036854775807 | 12.50 |
+| + | 1970-01-01T00:00:01.500 | NULL   | 0                   | NULL  |
+| - | 1970-01-01T00:00:00     | Bürste |                     |       |
++---+-------------------------+--------+---------------------+-------+
+";
+        assert_eq!(text(&screen), expected);
+        assert_eq!(screen.lock().unwrap().writes, 1);
+    }
+
+    #[tokio::test]
+    async fn a_repeated_delivery_says_so() {
+        let (console, screen) = console(ConsoleFormat::Table, &rows(), &["at"]);
+        let output = [OutputBatch { sink: 0, change: Change::Upsert, rows: rows().slice(0, 1) }];
+        deliver(&console, &output, true).await.unwrap();
+        assert!(text(&screen).starts_with("shard 3, epoch 7: 1 row, perhaps shown before\n"));
+    }
+
+    #[tokio::test]
+    async fn json_lines_show_a_row_each() {
+        let (console, screen) = console(ConsoleFormat::Json, &rows(), &["at", "item"]);
+        deliver(&console, &changes(&rows()), false).await.unwrap();
+        let expected = concat!(
+            r#"{"op":"+","row":{"at":"1970-01-01T00:00:00","item":"Bürste","n":9223372036854775807,"total":12.50},"shard":3,"epoch":7}"#,
+            "\n",
+            r#"{"op":"+","row":{"at":"1970-01-01T00:00:01.500","item":null,"n":0,"total":null},"shard":3,"epoch":7}"#,
+            "\n",
+            r#"{"op":"-","row":{"at":"1970-01-01T00:00:00","item":"Bürste"},"shard":3,"epoch":7}"#,
+            "\n"
+        );
+        assert_eq!(text(&screen), expected);
+        for line in text(&screen).lines() {
+            serde_json::from_str::<serde_json::Value>(line).unwrap();
+        }
+    }
+
+    #[tokio::test]
+    async fn without_a_primary_key_a_removed_row_is_shown_whole() {
+        let (console, screen) = console(ConsoleFormat::Json, &rows(), &[]);
+        let output = [OutputBatch { sink: 0, change: Change::Delete, rows: rows().slice(1, 1) }];
+        deliver(&console, &output, false).await.unwrap();
+        assert!(text(&screen).contains(r#""n":0,"total":null}"#), "{}", text(&screen));
+    }
+
+    #[tokio::test]
+    async fn nothing_is_shown_of_an_empty_delivery() {
+        for format in [ConsoleFormat::Table, ConsoleFormat::Json] {
+            let (console, screen) = console(format, &rows(), &[]);
+            deliver(&console, &[], false).await.unwrap();
+            let empty = OutputBatch { sink: 0, change: Change::Upsert, rows: rows().slice(0, 0) };
+            deliver(&console, &[empty], false).await.unwrap();
+            assert_eq!(text(&screen), "");
+        }
+    }
+
+    #[tokio::test]
+    async fn values_cannot_break_a_table_or_steer_a_terminal() {
+        let batch = RecordBatch::try_from_iter([
+            ("a\nb", Arc::new(StringArray::from(vec!["\u{1b}[2J\nnext\ttab"])) as ArrayRef),
+            ("nan", Arc::new(Float64Array::from(vec![f64::NAN]))),
+        ])
+        .unwrap();
+        let (console, screen) = console(ConsoleFormat::Table, &batch, &[]);
+        let output = [OutputBatch { sink: 0, change: Change::Upsert, rows: batch }];
+        deliver(&console, &output, false).await.unwrap();
+        assert!(text(&screen).contains(r"| + | \u{1b}[2J\nnext\ttab | NaN |"), "{}", text(&screen));
+        assert_eq!(text(&screen).lines().count(), 6);
+    }
+
+    #[tokio::test]
+    async fn a_closed_output_stops_the_shard_and_another_fault_does_not() {
+        let (console, screen) = console(ConsoleFormat::Table, &rows(), &[]);
+        screen.lock().unwrap().error = Some(io::ErrorKind::BrokenPipe);
+        let error = deliver(&console, &changes(&rows()), false).await.unwrap_err();
+        assert!(matches!(error, SinkError::Fatal(_)), "{error:?}");
+        assert_eq!(
+            error.to_string(),
+            "standard output was closed, so no row can be shown any more: start the process again with a reader"
+        );
+        screen.lock().unwrap().error = Some(io::ErrorKind::StorageFull);
+        let error = deliver(&console, &changes(&rows()), false).await.unwrap_err();
+        assert!(matches!(error, SinkError::Unavailable(_)), "{error:?}");
+    }
+}

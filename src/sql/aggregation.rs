@@ -165,7 +165,13 @@ impl Keys {
                 *seen = false;
                 Ok(Vec::new())
             }
-            Self::Many(values) => values.emit(EmitTo::All),
+            Self::Many(values) => {
+                let rows = values.len();
+                let keys = values.emit(EmitTo::All)?;
+                // Not all kinds of group values forget by themselves what they gave out.
+                values.clear_shrink(rows);
+                Ok(keys)
+            }
         }
     }
 

@@ -50,3 +50,53 @@ fn reason(error: &DataFusionError) -> String {
         .fold(text.as_str(), |text, prefix| text.strip_prefix(prefix).unwrap_or(text));
     format!("cannot be evaluated: {}", text.trim_end())
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::sync::Arc;
+
+    use arrow::array::{ArrayRef, AsArray, Int64Array};
+    use arrow::datatypes::Int64Type;
+
+    use super::*;
+
+    fn batch(values: Vec<i64>) -> RecordBatch {
+        RecordBatch::try_from_iter([("v", Arc::new(Int64Array::from(values)) as ArrayRef)]).unwrap()
+    }
+
+    /// Fails if a value is negative; counts its calls.
+    fn halves(rows: RecordBatch) -> (Vec<(usize, Vec<i64>)>, Vec<usize>, usize) {
+        let mut calls = 0;
+        let evaluated = evaluate(&rows, |rows| {
+            calls += 1;
+            let values = rows.column(0).as_primitive::<Int64Type>().values().to_vec();
+            match values.iter().any(|value| *value < 0) {
+                true => Err(DataFusionError::Execution("negative".into())),
+                false => Ok(values),
+            }
+        });
+        assert!(evaluated.failed.iter().all(|(_, reason)| reason == "cannot be evaluated: negative"));
+        (evaluated.parts, evaluated.failed.into_iter().map(|(row, _)| row).collect(), calls)
+    }
+
+    #[test]
+    fn a_good_batch_is_evaluated_once() {
+        assert_eq!(halves(batch(vec![1, 2, 3])), (vec![(0, vec![1, 2, 3])], vec![], 1));
+        assert_eq!(halves(batch(vec![])), (vec![], vec![], 0));
+    }
+
+    #[test]
+    fn every_good_row_is_kept_in_order() {
+        for bad in [vec![0], vec![999], vec![0, 1, 500, 998, 999], (0..1000).collect::<Vec<_>>()] {
+            let values: Vec<_> = (0..1000).map(|v| if bad.contains(&v) { -1 } else { v as i64 }).collect();
+            let (parts, failed, calls) = halves(batch(values));
+            let kept: Vec<_> = parts.iter().flat_map(|(_, values)| values.clone()).collect();
+            assert_eq!(kept, (0..1000).filter(|v| !bad.contains(v)).map(|v| v as i64).collect::<Vec<_>>());
+            assert!(parts.iter().all(|(start, values)| values[0] == *start as i64));
+            assert_eq!(failed, bad);
+            assert!(calls <= 2 * (bad.len() * 11).min(1000), "{calls} calls for {} bad rows", bad.len());
+        }
+    }
+}

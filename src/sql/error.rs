@@ -81,7 +81,10 @@ impl From<DataFusionError> for SqlError {
             Some(rest) => rest.to_owned(),
             None => text,
         });
-        let message = message.trim_end();
+        let message = match message.find("No function matches the given name") {
+            Some(start) => &message[start..],
+            None => message.trim_end().trim_end_matches("\")"),
+        };
         match place_of_parser(message) {
             Some((rest, at)) => Self::at(rest, place.or(Some(at))),
             None => Self::at(message, place),
@@ -103,7 +106,6 @@ const PREFIXES: [&str; 8] = [
 
 /// Splits ` at Line: 1, Column: 8` off a message of the parser.
 fn place_of_parser(message: &str) -> Option<(&str, Place)> {
-    let message = message.strip_suffix("\")").unwrap_or(message);
     let (rest, at) = message.rsplit_once(" at Line: ")?;
     let (line, column) = at.split_once(", Column: ")?;
     Some((rest, Place { line: line.parse().ok()?, column: column.parse().ok()? }))

@@ -23,6 +23,8 @@ mod shape;
 mod stage;
 mod state;
 mod statements;
+#[cfg(test)]
+mod tests;
 
 pub use error::{Place, SqlError};
 pub use plan::{Plan, plan};

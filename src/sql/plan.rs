@@ -6,9 +6,10 @@ use std::sync::Arc;
 use arrow::datatypes::{DataType, Field, Schema};
 use arrow::row::{RowConverter, SortField};
 use datafusion::common::DFSchema;
+use datafusion::common::tree_node::TreeNode;
 use datafusion::error::DataFusionError;
 use datafusion::execution::session_state::SessionState;
-use datafusion::logical_expr::{Aggregate, LogicalPlan, TableScan};
+use datafusion::logical_expr::{Aggregate, Expr, LogicalPlan, TableScan};
 use datafusion::optimizer::common_subexpr_eliminate::CommonSubexprEliminate;
 use datafusion::optimizer::optimize_projections::OptimizeProjections;
 use datafusion::optimizer::push_down_filter::PushDownFilter;
@@ -253,6 +254,9 @@ impl Builder<'_> {
         let rule = |text: &super::options::RuleText| -> Result<Rule, SqlError> {
             let expr = self.state.create_logical_expr(&text.condition, &schema)?;
             refuse_unstable(&expr)?;
+            if expr.exists(|expr| Ok(matches!(expr, Expr::AggregateFunction(_))))? {
+                return Err(SqlError::new("a rule looks at one record and cannot aggregate"));
+            }
             let condition = self.state.create_physical_expr(expr, &schema)?;
             match condition.data_type(input)? {
                 DataType::Boolean => Ok(Rule { name: text.name.clone(), condition }),

@@ -9,8 +9,8 @@ use std::ops::ControlFlow;
 use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::Volatility;
 use datafusion::sql::sqlparser::ast::{
-    Expr, Function, FunctionArgumentClause, FunctionArguments, GroupByExpr, Query, Select, SetExpr, Spanned,
-    TableFactor, Value, ValueWithSpan, Visit, Visitor,
+    Expr, Function, FunctionArgumentClause, FunctionArguments, GroupByExpr, LimitClause, Query, Select, SetExpr,
+    Spanned, TableFactor, Value, ValueWithSpan, Visit, Visitor,
 };
 use datafusion::sql::sqlparser::tokenizer::Span;
 
@@ -263,7 +263,11 @@ impl Visitor for Check<'_> {
             return self.refuse(self.keyword("ORDER", order.span()), "ORDER", message);
         }
         if query.limit_clause.is_some() || query.fetch.is_some() {
-            let word = if query.fetch.is_some() { "FETCH" } else { "LIMIT" };
+            let word = match &query.limit_clause {
+                _ if query.fetch.is_some() => "FETCH",
+                Some(LimitClause::LimitOffset { limit: None, .. }) => "OFFSET",
+                _ => "LIMIT",
+            };
             let message = format!(
                 "{word} is not supported: which rows come first depends on timing, so the result would differ after a \
                  crash"

@@ -92,3 +92,101 @@ pub(super) fn canonical(column: &ArrayRef) -> ArrayRef {
         _ => Arc::clone(column),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use arrow::array::{
+        BooleanArray, Decimal128Array, Float64Array, Int64Array, StringArray, TimestampMillisecondArray,
+    };
+    use arrow::datatypes::{Field, Schema};
+    use uuid::Uuid;
+
+    use super::*;
+
+    fn hashes(columns: &[ArrayRef]) -> Vec<u64> {
+        let fields: Vec<_> = columns.iter().map(|column| Field::new("k", column.data_type().clone(), true)).collect();
+        let encoder = KeyEncoder::new(&Arc::new(Schema::new(fields))).unwrap();
+        let columns: Vec<_> = columns.iter().map(canonical).collect();
+        encoder.encode(&columns).unwrap().unwrap().iter().map(|row| hash(row.data())).collect()
+    }
+
+    /// Stored state lies on the shards that these numbers say. If one changes, every pipeline's state is lost.
+    #[test]
+    fn test_vectors() {
+        let text = StringArray::from(vec![Some(""), Some("user-1"), None, Some(&"x".repeat(100))]);
+        let numbers: ArrayRef = Arc::new(Int64Array::from(vec![Some(0), Some(1), Some(-1), Some(i64::MAX), None]));
+        let doubles = Float64Array::from(vec![0.0, 1.5, f64::NAN, f64::INFINITY]);
+        let decimals = Decimal128Array::from(vec![12345]).with_precision_and_scale(18, 4).unwrap();
+        let names: ArrayRef = Arc::new(StringArray::from(vec!["a", "a", "b", "b", "c"]));
+        let found = [
+            hashes(&[Arc::new(text)]),
+            hashes(&[Arc::clone(&numbers)]),
+            hashes(&[Arc::new(doubles)]),
+            hashes(&[Arc::new(decimals)]),
+            hashes(&[Arc::new(BooleanArray::from(vec![true, false]))]),
+            hashes(&[Arc::new(TimestampMillisecondArray::from(vec![1_700_000_000_000]))]),
+            hashes(&[names, numbers]),
+        ];
+        let expected: [&[u64]; 7] = [
+            &[0xe12e_f9d2_eb86_ceeb, 0xe82b_2eff_0b7f_ea9b, 0xc44b_dff4_074e_ecdb, 0x4c76_734b_7e75_7462],
+            &[
+                0x5ed9_3512_6821_1059,
+                0x8245_2dc3_791a_853e,
+                0xa3c3_59fd_3e03_bbfc,
+                0x53a5_f4bc_2fc0_168c,
+                0x3449_9569_f039_1857,
+            ],
+            &[0x5ed9_3512_6821_1059, 0x08ce_b942_68d2_295e, 0x4a34_7712_5194_e42d, 0x8703_ca1f_826d_9342],
+            &[0xb55a_5c10_1525_b3b2],
+            &[0x070d_80d6_a768_65f3, 0xab94_ac0a_ce72_76c0],
+            &[0xa11b_f769_05b4_ca03],
+            &[
+                0x4c60_16d7_fe6c_eb51,
+                0x6b74_09b2_5fa5_f416,
+                0xc712_ff48_c65b_677f,
+                0x4c53_7aa1_6d32_95db,
+                0x5d57_d5a6_2d09_64bf,
+            ],
+        ];
+        assert_eq!(found, expected);
+        // As in the specification of XXH3.
+        assert_eq!(hash(&[]), 0x2d06_8005_38d3_94c2);
+        let key = PartitionKey { topic_id: Uuid::from_u128(0x0123_4567_89ab_cdef_0011_2233_4455_6677), partition: 3 };
+        let shards: Vec<_> = (0..8).map(|offset| by_offset(&key, offset, 8)).collect();
+        assert_eq!((shards, home(&key, 8)), (vec![1, 1, 5, 5, 2, 0, 4, 3], 3));
+    }
+
+    #[test]
+    fn equal_values_have_equal_hashes() {
+        let nan = f64::from_bits(0x7ff8_0000_0000_0001);
+        let hashes = hashes(&[Arc::new(Float64Array::from(vec![0.0, -0.0, f64::NAN, -f64::NAN, nan]))]);
+        assert_eq!(hashes[0], hashes[1]);
+        assert!(hashes[2] == hashes[3] && hashes[3] == hashes[4]);
+        assert_ne!(hashes[0], hashes[2]);
+    }
+
+    /// The same value has the same shard, whatever else is in its batch.
+    #[test]
+    fn a_batch_does_not_matter() {
+        let schema = Arc::new(Schema::new(vec![Field::new("k", DataType::Utf8, true)]));
+        let encoder = KeyEncoder::new(&schema).unwrap();
+        let names: Vec<_> = (0..50).map(|n| (n % 7 != 0).then(|| format!("name {n}"))).collect();
+        let all: ArrayRef = Arc::new(StringArray::from(names));
+        for shards in 1..9 {
+            let whole = encoder.shards(&[Arc::clone(&all)], 50, shards).unwrap();
+            for (row, shard) in whole.iter().enumerate() {
+                assert_eq!(encoder.shards(&[all.slice(row, 1)], 1, shards).unwrap(), [*shard]);
+            }
+            assert!(whole.iter().all(|shard| *shard < shards));
+        }
+    }
+
+    #[test]
+    fn everything_is_one_key_without_columns() {
+        let encoder = KeyEncoder::new(&Arc::new(Schema::empty())).unwrap();
+        let shards = encoder.shards(&[], 3, 8).unwrap();
+        assert!(shards.len() == 3 && shards.iter().all(|other| *other == shards[0]));
+    }
+}

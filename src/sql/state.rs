@@ -321,3 +321,104 @@ impl EncodedKeys {
         self.keys.as_ref().map_or(&[], |keys| keys.row(number).data())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use arrow::array::{AsArray, Int64Array, StringArray};
+    use arrow::datatypes::{DataType, Field, Int64Type, Schema};
+
+    use super::*;
+
+    fn table() -> StateTable {
+        let keys = Schema::new(vec![Field::new("k0", DataType::Utf8, true)]);
+        let partial =
+            Schema::new(vec![Field::new("k0", DataType::Utf8, true), Field::new("s1", DataType::Int64, true)]);
+        StateTable::new(&Arc::new(keys), &Arc::new(partial)).unwrap()
+    }
+
+    fn keys(names: &[String]) -> Vec<ArrayRef> {
+        vec![Arc::new(StringArray::from(names.to_vec()))]
+    }
+
+    fn put(table: &mut StateTable, rows: &[(String, i64)]) {
+        let names: Vec<_> = rows.iter().map(|(name, _)| name.clone()).collect();
+        let values: ArrayRef = Arc::new(Int64Array::from_iter_values(rows.iter().map(|(_, value)| *value)));
+        let encoded = table.encode(&keys(&names), rows.len()).unwrap();
+        table.put(encoded, &[values]).unwrap();
+    }
+
+    fn get(table: &StateTable, names: &[String]) -> BTreeMap<String, i64> {
+        let found = table.find(&table.encode(&keys(names), names.len()).unwrap()).unwrap();
+        let values = found.states[0].as_primitive::<Int64Type>();
+        found.numbers.iter().enumerate().map(|(row, number)| (names[*number].clone(), values.value(row))).collect()
+    }
+
+    /// Puts and removals of all sizes against a plain map; the dead never outgrow the living by far.
+    #[test]
+    fn it_is_a_map_whatever_is_moved_around() {
+        let mut table = table();
+        let mut model = BTreeMap::new();
+        let mut random = 1_u64;
+        let mut below = |bound: u64| {
+            random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (random >> 33) % bound
+        };
+        let names: Vec<_> = (0..2000).map(|n| format!("key {n}")).collect();
+        for step in 0..400 {
+            let size = if below(10) == 0 { 500 } else { 1 + below(20) };
+            let mut rows: BTreeMap<String, i64> = BTreeMap::new();
+            for _ in 0..size {
+                rows.insert(names[below(2000) as usize].clone(), step);
+            }
+            if below(5) == 0 {
+                let gone: Vec<_> = rows.into_keys().collect();
+                let encoded = table.encode(&keys(&gone), gone.len()).unwrap();
+                table.remove(&encoded).unwrap();
+                gone.iter().for_each(|name| drop(model.remove(name)));
+            } else {
+                put(&mut table, &rows.clone().into_iter().collect::<Vec<_>>());
+                model.extend(rows);
+            }
+            assert_eq!(table.len(), model.len());
+            if step % 20 == 0 {
+                assert_eq!(get(&table, &names), model);
+            }
+            let chunks = table.chunks.iter().flatten();
+            let (rows, living) = chunks.fold((0, 0), |(r, l), chunk| (r + chunk.hashes.len(), l + chunk.living));
+            assert_eq!(living, model.len());
+            assert!(rows <= 2 * living + 1, "{rows} rows for {living} living ones");
+            assert_eq!(table.bytes, table.chunks.iter().flatten().map(Chunk::bytes).sum::<usize>());
+        }
+        assert_eq!(get(&table, &names), model);
+        assert!(table.chunks.len() < 40, "{} chunks", table.chunks.len());
+    }
+
+    /// Many small checkpoints do not leave many small chunks.
+    #[test]
+    fn small_chunks_are_joined() {
+        let mut table = table();
+        for n in 0..1000 {
+            put(&mut table, &[(format!("key {n}"), n)]);
+        }
+        assert_eq!(table.len(), 1000);
+        assert!(table.chunks.iter().flatten().count() <= 11, "{}", table.chunks.iter().flatten().count());
+    }
+
+    #[test]
+    fn without_key_columns_there_is_one_row() {
+        let partial = Arc::new(Schema::new(vec![Field::new("s0", DataType::Int64, true)]));
+        let mut table = StateTable::new(&Arc::new(Schema::empty()), &partial).unwrap();
+        for value in 0..5 {
+            let key = table.encode(&[], 1).unwrap();
+            let found = table.find(&key).unwrap();
+            assert_eq!(found.numbers.len(), usize::from(value > 0));
+            table.put(key, &[Arc::new(Int64Array::from(vec![value]))]).unwrap();
+            assert_eq!(table.len(), 1);
+        }
+    }
+}

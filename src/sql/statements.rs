@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use arrow::datatypes::{Schema, SchemaRef};
 use datafusion::catalog::view::ViewTable;
-use datafusion::common::Constraint;
+use datafusion::common::{Constraint, TableReference};
 use datafusion::datasource::empty::EmptyTable;
 use datafusion::execution::context::SessionContext;
 use datafusion::execution::session_state::SessionState;
@@ -214,7 +214,7 @@ impl Reader<'_> {
         }
         let fields = columns.fields().iter().cloned().chain(Metadata::ALL.into_iter().map(Metadata::field));
         let scanned = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
-        self.read.context.register_table(name.as_str(), Arc::new(EmptyTable::new(scanned)))?;
+        self.read.context.register_table(TableReference::bare(name.as_str()), Arc::new(EmptyTable::new(scanned)))?;
         self.read.sources.insert(name.clone(), SourceTable { name, topic, columns, options, place });
         Ok(())
     }
@@ -245,7 +245,9 @@ impl Reader<'_> {
         }
         let fields = declared.fields().iter().map(|field| field.as_ref().clone().with_nullable(true));
         let schema = Arc::new(Schema::new(fields.collect::<Vec<_>>()));
-        self.read.context.register_table(name.as_str(), Arc::new(EmptyTable::new(Arc::clone(&schema))))?;
+        self.read
+            .context
+            .register_table(TableReference::bare(name.as_str()), Arc::new(EmptyTable::new(Arc::clone(&schema))))?;
         self.read.sinks.insert(name.clone(), SinkTable { name, kind, schema, primary_key });
         Ok(())
     }
@@ -259,7 +261,7 @@ impl Reader<'_> {
         let name = name.table().to_owned();
         self.free(&name, place)?;
         let view = ViewTable::new(input.as_ref().clone(), definition);
-        self.read.context.register_table(name.as_str(), Arc::new(view))?;
+        self.read.context.register_table(TableReference::bare(name.as_str()), Arc::new(view))?;
         self.views.push(name);
         Ok(())
     }
@@ -336,16 +338,13 @@ impl Reader<'_> {
 
     /// Gives an error of DataFusion that names something the place of that name.
     fn located(&self, error: SqlError, statement: Option<Place>) -> SqlError {
-        if error.place.is_some() {
-            return error;
-        }
         let quoted = error.message.split(['\'', '"', '`']).nth(1).unwrap_or_default();
-        let name = quoted.rsplit('.').next().unwrap_or_default().to_owned();
+        let name = quoted.split('(').next().unwrap_or_default().rsplit('.').next().unwrap_or_default().to_owned();
         let message = match error.message.strip_prefix("table '") {
             Some(_) => format!("there is no table or view {name}: declare it before"),
             None => error.message,
         };
-        let place = if name.is_empty() { None } else { self.text.word(&name, statement) };
+        let place = error.place.or_else(|| if name.is_empty() { None } else { self.text.word(&name, statement) });
         SqlError::at(message, place)
     }
 }

@@ -9,8 +9,11 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use arrow::array::{ArrayRef, Date32Array, Int64Array, ListArray, RecordBatch, StringArray, TimestampMicrosecondArray};
-use arrow::datatypes::Int32Type;
+use arrow::array::{
+    ArrayRef, Date32Array, Int64Array, Int64Builder, ListArray, MapBuilder, RecordBatch, StringArray, StructArray,
+    TimestampMicrosecondArray,
+};
+use arrow::datatypes::{DataType, Field, Int32Type};
 use scylla::client::session::Session;
 use scylla::value::{CqlDate, CqlTimestamp, CqlValue, Row};
 use strandline::catalog::{SinkKind, SinkTable};
@@ -194,17 +197,66 @@ async fn of_a_key_that_a_delivery_names_twice_the_last_operation_holds() {
 #[tokio::test]
 async fn null_replaces_an_earlier_value() {
     let place = Place::new().await;
-    let list = |values: Vec<Option<Vec<Option<i32>>>>| {
+    let sets = |values: Vec<Option<Vec<Option<i32>>>>| {
         let lists = ListArray::from_iter_primitive::<Int32Type, _, _>(values);
-        rows([("k", Arc::new(Int64Array::from(vec![1])) as ArrayRef), ("l", Arc::new(lists))])
+        rows([("k", Arc::new(Int64Array::from(vec![1])) as ArrayRef), ("s", Arc::new(lists))])
     };
-    let sink = place.create(&list(vec![Some(vec![])]), 1).await;
-    deliver(&sink, 1_000, &[upsert(list(vec![Some(vec![Some(1), Some(2), Some(3)])]))]).await.unwrap();
+    place.run("CREATE TABLE {t} (k bigint PRIMARY KEY, s set<int>)").await;
+    let sink = sinks::open(&place.settings, &place.declare(&sets(vec![None]), 1)).await.unwrap();
+    deliver(&sink, 1_000, &[upsert(sets(vec![Some(vec![Some(1), Some(2), Some(3)])]))]).await.unwrap();
     // Two epochs can follow each other within one microsecond of the clock.
-    deliver(&sink, 1_001, &[upsert(list(vec![Some(vec![Some(4)])]))]).await.unwrap();
-    assert_eq!(place.rows("l").await, [[Some(CqlValue::List(vec![CqlValue::Int(4)]))]]);
-    deliver(&sink, 1_002, &[upsert(list(vec![None]))]).await.unwrap();
-    assert_eq!(place.rows("k, l").await, [[Some(CqlValue::BigInt(1)), None]]);
+    deliver(&sink, 1_001, &[upsert(sets(vec![Some(vec![Some(4)])]))]).await.unwrap();
+    assert_eq!(place.rows("s").await, [[Some(CqlValue::Set(vec![CqlValue::Int(4)]))]]);
+    deliver(&sink, 1_002, &[upsert(sets(vec![None]))]).await.unwrap();
+    assert_eq!(place.rows("k, s").await, [[Some(CqlValue::BigInt(1)), None]]);
+    // What comes too late leaves no element behind.
+    deliver(&sink, 1_001, &[upsert(sets(vec![Some(vec![Some(4)])]))]).await.unwrap();
+    assert_eq!(place.rows("k, s").await, [[Some(CqlValue::BigInt(1)), None]]);
+}
+
+#[tokio::test]
+async fn a_repeated_delivery_does_not_change_collections() {
+    let place = Place::new().await;
+    let list = |values: &[i32]| {
+        let values = Some(values.iter().map(|value| Some(*value)).collect::<Vec<_>>());
+        Arc::new(ListArray::from_iter_primitive::<Int32Type, _, _>([values])) as ArrayRef
+    };
+    let mut map = MapBuilder::new(None, Int64Builder::new(), Int64Builder::new());
+    map.keys().append_value(1);
+    map.values().append_value(2);
+    map.append(true).unwrap();
+    let field = Arc::new(Field::new("x", DataType::Int64, true));
+    let point = StructArray::from(vec![(field, Arc::new(Int64Array::from(vec![1])) as ArrayRef)]);
+    let batch = rows([
+        ("k", Arc::new(Int64Array::from(vec![1])) as ArrayRef),
+        ("frozen_list", list(&[1, 2])),
+        ("of_set", list(&[1, 2])),
+        ("of_map", Arc::new(map.finish())),
+        ("of_type", Arc::new(point)),
+    ]);
+    place.run("CREATE TYPE {k}.repeated_point (x bigint)").await;
+    place
+        .run(
+            "CREATE TABLE {t} (k bigint PRIMARY KEY, frozen_list frozen<list<int>>, of_set set<int>, \
+              of_map map<bigint, bigint>, of_type repeated_point)",
+        )
+        .await;
+    let sink = sinks::open(&place.settings, &place.declare(&batch, 1)).await.unwrap();
+    deliver(&sink, 1_000, &[upsert(batch.clone())]).await.unwrap();
+    let table = place.rows("*").await;
+    deliver(&sink, 1_000, &[upsert(batch)]).await.unwrap();
+    assert_eq!(place.rows("*").await, table);
+}
+
+#[tokio::test]
+async fn lists_that_a_repeated_delivery_would_double_are_refused() {
+    let place = Place::new().await;
+    let lists = ListArray::from_iter_primitive::<Int32Type, _, _>([Some(vec![Some(1)])]);
+    let batch = rows([("k", Arc::new(Int64Array::from(vec![1])) as ArrayRef), ("l", Arc::new(lists))]);
+    place.run("CREATE TABLE {t} (k bigint PRIMARY KEY, l list<int>)").await;
+    let error = place.refused(&place.declare(&batch, 1)).await;
+    let wanted = "\n- l is list<int>, whose elements would be doubled by a repeated delivery; frozen<list<int>> can be written\n";
+    assert!(error.contains(wanted), "{error}");
 }
 
 #[tokio::test]

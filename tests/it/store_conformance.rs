@@ -586,8 +586,8 @@ async fn crash_notes_come_and_go(place: &dyn Place) {
     let pipeline = unique();
     let store = place.open(&pipeline).await;
     let (key, other) = (partition("orders", 0).key, partition("orders", 1).key);
-    let first = CrashNote { position: Offset(7), starts: 1, suspect: None };
-    let second = CrashNote { position: Offset(7), starts: 2, suspect: Some(Range::new(Offset(7), Offset(8))) };
+    let first = CrashNote { position: Offset(7), generation: Generation(1), deaths: 1, suspect: None };
+    let second = CrashNote { position: Offset(7), generation: Generation(1), deaths: 2, suspect: Some(Range::new(Offset(7), Offset(8))) };
     assert_eq!(store.crash_note(&key).await.unwrap(), None);
     store.write_crash_note(&key, None).await.unwrap();
     assert_eq!(store.crash_note(&key).await.unwrap(), None);
@@ -611,7 +611,7 @@ async fn pipelines_do_not_touch_each_other(place: &dyn Place) {
     let source = partition("orders", 0);
     let key = segment(0, 1, 0);
     let next = pointer(0, 1);
-    let note = CrashNote { position: Offset(1), starts: 1, suspect: None };
+    let note = CrashNote { position: Offset(1), generation: Generation(1), deaths: 1, suspect: None };
     let letter = DeadLetter {
         topic: "orders".into(),
         partition: source.key,

@@ -31,8 +31,7 @@ saved_caches_directory: "$dir/data/saved_caches"
 hints_directory: "$dir/data/hints"
 cdc_raw_directory: "$dir/data/cdc_raw"
 
-commitlog_sync: periodic
-commitlog_sync_period: 10000ms
+commitlog_sync: batch
 commitlog_total_space: 512MiB
 memtable_heap_space: 128MiB
 memtable_offheap_space: 128MiB

@@ -97,7 +97,7 @@ await_answer() {
 }
 
 explain_failure() {
-    if [[ -e $dir/server.log ]]; then tail -n 20 "$dir/server.log" >&2; fi
+    if [[ -e $dir/server.log ]]; then tail -n 20 "$dir/server.log" | cut -c 1-300 >&2; fi
     say "error: $1; its log is $dir/server.log"
 }
 

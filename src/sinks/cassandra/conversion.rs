@@ -17,7 +17,6 @@ use arrow::datatypes::{
     DataType, Date32Type, Decimal256Type, Field, Float32Type, Float64Type, Int64Type, Time64NanosecondType, TimeUnit,
     TimestampMicrosecondType, TimestampMillisecondType, TimestampNanosecondType, TimestampSecondType, i256,
 };
-use arrow::error::ArrowError;
 use scylla::frame::response::result::{CollectionType, ColumnType, NativeType};
 use uuid::Uuid;
 
@@ -133,12 +132,16 @@ impl Conversion {
         Some(Self { normal: normal(from)?, encoding: Encoding::choose(from, to, key)? })
     }
 
-    /// Brings a column into the form that [`write`](Self::write) reads.
-    pub(crate) fn normalize(&self, column: &ArrayRef) -> Result<ArrayRef, ArrowError> {
+    /// Brings a column into the form that [`write`](Self::write) reads, or says why it cannot.
+    pub(crate) fn normalize(&self, column: &ArrayRef) -> Result<ArrayRef, String> {
         if column.data_type() == &self.normal {
             return Ok(Arc::clone(column));
         }
-        cast_with_options(column, &self.normal, &CastOptions { safe: false, ..CastOptions::default() })
+        if normal(column.data_type()).as_ref() != Some(&self.normal) {
+            return Err(format!("it comes as {}, not as the statement declares it", column.data_type()));
+        }
+        let options = CastOptions { safe: false, ..CastOptions::default() };
+        cast_with_options(column, &self.normal, &options).map_err(|error| error.to_string())
     }
 
     /// Appends a value of a normalized column as a cell: its length, or -1 for NULL, and its bytes.
@@ -176,18 +179,23 @@ fn normal(from: &DataType) -> Option<DataType> {
         | DataType::LargeList(item)
         | DataType::FixedSizeList(item, _)
         | DataType::ListView(item)
-        | DataType::LargeListView(item) => DataType::List(normal_field(item)?),
-        DataType::Map(entries, sorted) => DataType::Map(normal_field(entries)?, *sorted),
+        | DataType::LargeListView(item) => DataType::List(normal_field(Field::LIST_FIELD_DEFAULT_NAME, item)?),
+        DataType::Map(_, sorted) => {
+            let (key, value) = entry(from)?;
+            let fields = vec![Field::new("key", normal(key)?, false), Field::new("value", normal(value)?, true)];
+            DataType::Map(Arc::new(Field::new("entries", DataType::Struct(fields.into()), false)), *sorted)
+        }
         DataType::Struct(fields) => {
-            DataType::Struct(fields.iter().map(normal_field).collect::<Option<Vec<_>>>()?.into())
+            let normal = fields.iter().map(|field| normal_field(field.name(), field));
+            DataType::Struct(normal.collect::<Option<Vec<_>>>()?.into())
         }
         DataType::Dictionary(..) | DataType::RunEndEncoded(..) => normal(plain(from))?,
         _ => return None,
     })
 }
 
-fn normal_field(field: &Arc<Field>) -> Option<Arc<Field>> {
-    Some(Arc::new(Field::new(field.name(), normal(field.data_type())?, field.is_nullable())))
+fn normal_field(name: &str, field: &Field) -> Option<Arc<Field>> {
+    Some(Arc::new(Field::new(name, normal(field.data_type())?, true)))
 }
 
 /// The type of a column's values without the way in which they are packed.

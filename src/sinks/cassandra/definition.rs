@@ -185,9 +185,12 @@ impl Types<'_> {
     /// The CQL type with the same values as an Arrow type. `path` names the types that have to be made for it.
     fn cql(&mut self, from: &DataType, key: bool, frozen: bool, path: &str) -> Option<String> {
         let from = plain(from);
-        let collection = if let Some(item) = item(from) {
-            format!("list<{}>", self.cql(item, key, true, &format!("{path}_item"))?)
-        } else if let Some((from_key, from_value)) = entry(from) {
+        if let Some(item) = item(from) {
+            // A list that is not frozen cannot be written twice without doubling its elements.
+            let item = self.cql(item, key, true, &format!("{path}_item"))?;
+            return Some(format!("frozen<list<{item}>>"));
+        }
+        let collection = if let Some((from_key, from_value)) = entry(from) {
             // Maps are left out of keys, since the same one can be written in several orders.
             if key {
                 return None;
@@ -268,4 +271,70 @@ pub(crate) fn simple_types_for(from: &DataType, key: bool) -> Vec<&'static str> 
     .filter(|(to, _)| Conversion::choose(from, &ColumnType::Native(to.clone()), key).is_some())
     .map(|(_, name)| name)
     .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::str::FromStr;
+
+    use super::*;
+
+    #[test]
+    fn reserved_words_are_sorted_so_that_they_are_found() {
+        assert!(RESERVED.is_sorted());
+        assert_eq!(name("select"), "\"select\"");
+        assert_eq!(name("selected_1"), "selected_1");
+        assert_eq!(name("Item"), "\"Item\"");
+        assert_eq!(name("a\"b"), "\"a\"\"b\"");
+        assert_eq!(name("1st"), "\"1st\"");
+        assert_eq!(name(""), "\"\"");
+    }
+
+    #[test]
+    fn the_documented_types_are_those_that_fit() {
+        let document = include_str!("../../../docs/sinks.md");
+        let (_, table) = document.split_once("| SQL | Arrow | created as | also fits |").unwrap();
+        let mut checked = 0;
+        for line in table.lines().skip(2).take_while(|line| line.starts_with('|')) {
+            let cells: Vec<&str> = line.split('|').map(str::trim).collect();
+            let (arrow, created, others) = (cells[2].trim_matches('`'), cells[3], cells[4]);
+            if matches!(arrow, "List" | "Map" | "Struct") {
+                continue;
+            }
+            let from = DataType::from_str(arrow).unwrap();
+            assert_eq!(simple_type(&from), Some(created), "{line}");
+            // Words in brackets, and after the last name, are explanations.
+            let mut documented = vec![created];
+            documented.extend(others.split(',').filter_map(|other| other.split_whitespace().next()));
+            documented.retain(|word| *word != "each");
+            documented.sort_unstable();
+            let mut fitting = simple_types_for(&from, false);
+            fitting.sort_unstable();
+            assert_eq!(fitting, documented, "{line}");
+            checked += 1;
+        }
+        assert_eq!(checked, 19);
+    }
+
+    #[test]
+    fn types_that_a_table_needs_come_before_it() {
+        let point = || DataType::Struct(vec![Field::new("x", DataType::Int32, true)].into());
+        let line = DataType::Struct(vec![Field::new("From", point(), true), Field::new("to", point(), true)].into());
+        let fields = [
+            Field::new("k", DataType::Utf8, false),
+            Field::new("order", DataType::new_list(DataType::new_list(DataType::Date32, true), true), true),
+            Field::new("line", line, true),
+        ];
+        let definition = Definition::new("shop", "T 1", &fields, &["k".into(), "order".into()]).unwrap();
+        let expected = [
+            "CREATE TYPE IF NOT EXISTS shop.t_1_line_from (\n    x int\n)",
+            "CREATE TYPE IF NOT EXISTS shop.t_1_line_to (\n    x int\n)",
+            "CREATE TYPE IF NOT EXISTS shop.t_1_line (\n    \"From\" frozen<t_1_line_from>,\n    \"to\" frozen<t_1_line_to>\n)",
+            "CREATE TABLE IF NOT EXISTS shop.\"T 1\" (\n    k text,\n    \"order\" frozen<list<frozen<list<date>>>>,\n    \
+             line frozen<t_1_line>,\n    PRIMARY KEY ((k), \"order\")\n)",
+        ];
+        assert_eq!(definition.create(), expected);
+    }
 }

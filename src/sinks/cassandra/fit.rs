@@ -79,6 +79,11 @@ impl<'a> Fit<'a> {
                     problems
                         .push(format!("{name} is a counter, which can only be added to, so nothing can be repeated"));
                 }
+                // The elements of such a list have no identity of their own: Cassandra gives each a new one every time.
+                Some(column) if column.cql.starts_with("list<") => problems.push(format!(
+                    "{name} is {}, whose elements would be doubled by a repeated delivery; frozen<{}> can be written",
+                    column.cql, column.cql
+                )),
                 Some(_) => {}
             }
         }
@@ -193,7 +198,7 @@ fn null_key(text: &str, from: &DataType, conversion: &Conversion) -> Result<Vec<
     let text: ArrayRef = Arc::new(StringArray::from(vec![text]));
     let options = CastOptions { safe: false, ..CastOptions::default() };
     let value = cast_with_options(&text, from, &options).map_err(|error| error.to_string())?;
-    let value = conversion.normalize(&value).map_err(|error| error.to_string())?;
+    let value = conversion.normalize(&value)?;
     let mut cell = Vec::new();
     conversion.write(&value, 0, &mut cell).map_err(|unfit| format!("it {unfit}"))?;
     Ok(cell)

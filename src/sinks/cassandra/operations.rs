@@ -135,8 +135,8 @@ impl Layout {
             let column = rows.column_by_name(&written.name).ok_or_else(|| {
                 SinkError::Fatal(format!("a row for {} comes without its column {}", self.table, written.name))
             })?;
-            written.conversion.normalize(column).map_err(|error| {
-                SinkError::Fatal(format!("the column {} of {} cannot be written: {error}", written.name, self.table))
+            written.conversion.normalize(column).map_err(|reason| {
+                SinkError::Fatal(format!("the column {} of {} cannot be written: {reason}", written.name, self.table))
             })
         };
         columns.iter().map(normalize).collect()
@@ -246,4 +246,114 @@ impl Operations<'_> {
 fn bigint(value: i64, cells: &mut Vec<u8>) {
     cells.extend_from_slice(&8_i32.to_be_bytes());
     cells.extend_from_slice(&value.to_be_bytes());
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::sync::Arc;
+
+    use arrow::array::{Int64Array, StringArray};
+    use arrow::datatypes::DataType;
+    use scylla::frame::response::result::{ColumnType, NativeType};
+
+    use super::*;
+
+    fn written(name: &str, from: DataType, to: NativeType, key: bool) -> Written {
+        let conversion = Conversion::choose(&from, &ColumnType::Native(to), key).unwrap();
+        Written { name: name.to_owned(), conversion }
+    }
+
+    /// A table of a text key and a number.
+    fn layout() -> Layout {
+        Layout {
+            table: "shop.t".into(),
+            key: vec![written("k", DataType::Utf8, NativeType::Text, true)],
+            partition: 1,
+            null_key: vec![None],
+            values: vec![written("v", DataType::Int64, NativeType::BigInt, false)],
+        }
+    }
+
+    fn batch(change: Change, rows: &[(Option<&str>, i64)]) -> OutputBatch {
+        let keys: StringArray = rows.iter().map(|(key, _)| *key).collect();
+        let values = Int64Array::from_iter_values(rows.iter().map(|(_, value)| *value));
+        let columns: [(_, ArrayRef, _); 2] = [("v", Arc::new(values), true), ("k", Arc::new(keys), true)];
+        OutputBatch { sink: 0, change, rows: RecordBatch::try_from_iter_with_nullable(columns).unwrap() }
+    }
+
+    fn shown(operations: &Operations<'_>) -> Vec<(Change, String)> {
+        operations.list.iter().map(|operation| (operation.change, operations.show_key(operation))).collect()
+    }
+
+    #[test]
+    fn of_each_key_the_last_operation_remains() {
+        let layout = layout();
+        let output = [
+            batch(Change::Upsert, &[(Some("a"), 1), (Some("b"), 2), (Some("a"), 3), (Some("c"), 4)]),
+            batch(Change::Delete, &[(Some("b"), 0), (Some("d"), 0)]),
+            batch(Change::Upsert, &[(Some("d"), 5)]),
+        ];
+        let operations = layout.operations(&output).unwrap();
+        let expected = [
+            (Change::Upsert, "k = a".to_owned()),
+            (Change::Upsert, "k = c".to_owned()),
+            (Change::Delete, "k = b".to_owned()),
+            (Change::Upsert, "k = d".to_owned()),
+        ];
+        assert_eq!(shown(&operations), expected);
+        assert!(operations.left_out.is_empty());
+    }
+
+    #[test]
+    fn a_write_binds_key_values_and_timestamp_and_a_removal_timestamp_and_key() {
+        let layout = layout();
+        let output = [batch(Change::Upsert, &[(Some("a"), 1)]), batch(Change::Delete, &[(Some("b"), 0)])];
+        let operations = layout.operations(&output).unwrap();
+        let cells = |number: usize| operations.cells(&operations.list[number], -2).unwrap();
+        let (value, timestamp) =
+            ([0, 0, 0, 8, 0, 0, 0, 0, 0, 0, 0, 1], [0, 0, 0, 8, 255, 255, 255, 255, 255, 255, 255, 254]);
+        assert_eq!(cells(0), [&[0, 0, 0, 1, b'a'][..], &value, &timestamp].concat());
+        assert_eq!(cells(1), [&timestamp[..], &[0, 0, 0, 1, b'b']].concat());
+    }
+
+    #[test]
+    fn rows_without_a_key_are_explained() {
+        let layout = layout();
+        let long = "x".repeat(LONGEST_KEY + 1);
+        let output = [
+            batch(Change::Upsert, &[(None, 1), (Some(""), 2), (Some(&long), 3)]),
+            batch(Change::Delete, &[(None, 0), (Some(""), 0)]),
+        ];
+        let operations = layout.operations(&output).unwrap();
+        assert!(operations.list.is_empty());
+        let explained: Vec<String> = operations.left_out.iter().map(|row| operations.explain(*row)).collect();
+        let expected = [
+            "the column k is NULL, which no primary key in Cassandra can hold: set 'sink.null.key', or leave such rows \
+             out by WHERE; the row (k = NULL)"
+                .to_owned(),
+            "the column k is empty, which no partition key in Cassandra can be: leave such rows out by WHERE, or give \
+             them another value; the row (k = )"
+                .to_owned(),
+            format!("the column k makes the key longer than Cassandra's 65535 bytes; the row (k = {}...)", "x".repeat(80)),
+        ];
+        assert_eq!(explained, expected);
+    }
+
+    #[test]
+    fn rows_of_another_shape_are_refused() {
+        let layout = layout();
+        let rows = batch(Change::Upsert, &[(Some("a"), 1)]).rows.project(&[1]).unwrap();
+        let error = layout.operations(&[OutputBatch { sink: 0, change: Change::Upsert, rows }]).unwrap_err();
+        assert_eq!(error.to_string(), "a row for shop.t comes without its column v");
+
+        let texts: ArrayRef = Arc::new(StringArray::from(vec!["1"]));
+        let rows = RecordBatch::try_from_iter([("k", Arc::clone(&texts)), ("v", texts)]).unwrap();
+        let error = layout.operations(&[OutputBatch { sink: 0, change: Change::Upsert, rows }]).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "the column v of shop.t cannot be written: it comes as Utf8, not as the statement declares it"
+        );
+    }
 }

@@ -1,7 +1,7 @@
 //! Tables that do not take the rows, and what the user is told.
 
-use arrow::array::{BooleanArray, Float64Array, IntervalMonthDayNanoArray, StructArray, TimestampNanosecondArray};
-use arrow::datatypes::{DataType, Field, IntervalMonthDayNano};
+use arrow::array::{BooleanArray, Float64Array, IntervalMonthDayNanoArray, TimestampNanosecondArray};
+use arrow::datatypes::IntervalMonthDayNano;
 
 use super::*;
 
@@ -110,7 +110,9 @@ async fn missing_columns_are_shown_with_the_statement_that_adds_them() {
 async fn columns_of_other_types_are_shown_with_the_types_that_fit() {
     let place = Place::new().await;
     place
-        .run("CREATE TABLE {t} (window_start date, item text, n int, total list<text>, PRIMARY KEY (window_start, item))")
+        .run(
+            "CREATE TABLE {t} (window_start date, item text, n int, total set<text>, PRIMARY KEY (window_start, item))",
+        )
         .await;
     let table = place.declare(&revenue(), 2);
     let error = place.refused(&table).await;
@@ -120,7 +122,7 @@ async fn columns_of_other_types_are_shown_with_the_types_that_fit() {
             "the Cassandra table SPACE.TABLE does not take the rows of the statement:\n\
              - window_start is date, but the statement writes Timestamp(ns), which goes into bigint, timestamp\n\
              - n is int, but the statement writes Int64, which goes into bigint, varint, decimal\n\
-             - total is list<text>, but the statement writes Float64, which goes into double\n\
+             - total is set<text>, but the statement writes Float64, which goes into double\n\
              Cassandra cannot change this in a table that is there: declare the columns as they are, or name another \
              table, which these statements make:\n\n{CREATE}"
         )

@@ -175,9 +175,10 @@ async fn a_created_table_holds_the_extremes_of_every_type() {
     c.add("timestamp", times, vec![at(-1), at(0), at(1), at(-9_223_372_036_854_776)]);
     let times = TimestampNanosecondArray::from(vec![-1, 999_999, i64::MAX]);
     c.add("timestamp", times, vec![at(-1), at(0), at(9_223_372_036_854)]);
-    let lists = ListArray::from_iter_primitive::<Int64Type, _, _>([Some(vec![Some(i64::MIN), Some(1)]), None]);
+    let lists = [Some(vec![Some(i64::MIN), Some(1)]), None, Some(vec![])];
     let list = CqlValue::List(vec![CqlValue::BigInt(i64::MIN), CqlValue::BigInt(1)]);
-    c.add("list<bigint>", lists, vec![Some(list), None]);
+    let read = vec![Some(list), None, Some(CqlValue::List(vec![]))];
+    c.add("frozen<list<bigint>>", ListArray::from_iter_primitive::<Int64Type, _, _>(lists), read);
     let mut maps = MapBuilder::new(None, StringBuilder::new(), Int64Builder::new());
     maps.keys().append_value("a");
     maps.values().append_value(1);
@@ -329,7 +330,7 @@ async fn a_value_that_the_type_does_not_have_stops_the_delivery() {
         ("inet", Arc::new(StringArray::from(vec!["localhost"])), "is not an IP address"),
         ("time", Arc::new(Time64NanosecondArray::from(vec![86_400_000_000_000])), "is outside the range"),
         ("timestamp", Arc::new(TimestampSecondArray::from(vec![i64::MAX])), "is outside the range"),
-        ("list<bigint>", Arc::new(nulls), "is a collection that holds NULL, which Cassandra does not allow"),
+        ("frozen<list<bigint>>", Arc::new(nulls), "is a collection that holds NULL, which Cassandra does not allow"),
         ("vector<float, 2>", Arc::new(short), "has not as many elements as the column's vector"),
     ];
     let types: Vec<String> = cases.iter().enumerate().map(|(number, case)| format!("c{number} {}", case.0)).collect();

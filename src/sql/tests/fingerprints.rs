@@ -1,0 +1,104 @@
+//! The fingerprint follows the meaning, not the writing.
+
+use super::harness::planned;
+
+const SQL: &str =
+    "CREATE EXTERNAL TABLE orders (user_id VARCHAR, item VARCHAR, amount DOUBLE, qty BIGINT, ts TIMESTAMP)
+  STORED AS JSON LOCATION 'kafka://orders' OPTIONS ('json.timestamp.unit' 'millis', 'rule.qty' 'qty > 0');
+CREATE EXTERNAL TABLE revenue (item VARCHAR, low DOUBLE, high DOUBLE, PRIMARY KEY (item))
+  STORED AS CQL LOCATION 'cassandra://shop/revenue';
+INSERT INTO revenue SELECT item, min(amount), max(amount) FROM orders WHERE qty > 1 AND ts IS NOT NULL GROUP BY item
+HAVING max(amount) > 5";
+
+#[test]
+fn the_description_says_what_is_read_kept_and_written() {
+    let plan = planned(SQL);
+    assert_eq!(
+        plan.description,
+        "read      topic orders as JSON: item Utf8, amount Float64, qty Int64, ts Timestamp(ns)\n\
+         option    json.timestamp.unit millis\n\
+         rule      qty: qty > 0\n\
+         filter    qty > Int64(1)\n\
+         filter    ts IS NOT NULL\n\
+         group by  item\n\
+         aggregate min(amount)\n\
+         aggregate max(amount)\n\
+         state     Utf8, Float64, Float64\n\
+         having    max(amount) > CAST(Int64(5) AS Float64)\n\
+         write     Cassandra table shop.revenue\n\
+         key       item\n\
+         column    item Utf8 = item\n\
+         column    low Float64 = min(amount)\n\
+         column    high Float64 = max(amount)\n"
+    );
+}
+
+/// A literal, so that a change of what goes into the fingerprint is noticed: it would refuse everybody's stored state.
+#[test]
+fn the_fingerprint_is_the_same_in_every_version() {
+    assert_eq!(planned(SQL).fingerprint, "1-TODO");
+}
+
+#[test]
+fn writing_it_otherwise_changes_nothing() {
+    let fingerprint = planned(SQL).fingerprint;
+    let same = [
+        SQL.replace('\n', "\n\n   -- a comment\n"),
+        SQL.replace("SELECT", "select").replace("GROUP BY", "group  by"),
+        SQL.replace("orders (", "\"Bestellungen\" (").replace("FROM orders", "FROM \"Bestellungen\" AS b"),
+        SQL.replace("revenue (", "sums (").replace("INTO revenue", "INTO sums"),
+        SQL.replace("qty > 1 AND ts IS NOT NULL", "ts IS NOT NULL AND qty > 1"),
+        SQL.replace("SELECT item, min(amount)", "SELECT item AS thing, min(orders.amount) AS m"),
+        SQL.replace(
+            "INSERT INTO revenue SELECT item, min(amount), max(amount) FROM orders",
+            "CREATE VIEW big AS SELECT item AS i, amount AS a, qty AS q, ts FROM orders;
+             INSERT INTO revenue SELECT i, min(a), max(a) FROM (SELECT i, a, q AS qty, ts FROM big)",
+        )
+        .replace("GROUP BY item", "GROUP BY i")
+        .replace("HAVING max(amount)", "HAVING max(a)"),
+        SQL.replace(
+            "OPTIONS (",
+            "OPTIONS ('starting.offsets' 'latest', 'bad.records' 'skip', 'kafka.check.crcs' 'true', ",
+        ),
+        // A column that is not used.
+        SQL.replace("user_id VARCHAR, ", "user_id BIGINT, more VARCHAR, "),
+    ];
+    for sql in same {
+        assert_eq!(planned(&sql).fingerprint, fingerprint, "{sql}\n{}", planned(&sql).description);
+    }
+}
+
+#[test]
+fn another_meaning_is_another_fingerprint() {
+    let changed = [
+        SQL.replace("min(amount), max(amount)", "max(amount), min(amount)"),
+        SQL.replace("kafka://orders", "kafka://orders2"),
+        SQL.replace("shop/revenue", "shop/revenue2"),
+        SQL.replace("shop/revenue", "shop2/revenue"),
+        SQL.replace("qty > 1 AND", "qty > 2 AND"),
+        SQL.replace("qty > 1 AND ", ""),
+        SQL.replace("HAVING max(amount) > 5", "HAVING max(amount) > 6"),
+        SQL.replace("HAVING max(amount) > 5", ""),
+        SQL.replace("'millis'", "'micros'"),
+        SQL.replace("'qty > 0'", "'qty > 1'"),
+        SQL.replace(", 'rule.qty' 'qty > 0'", ""),
+        SQL.replace("qty BIGINT", "qty INT"),
+        SQL.replace("ts TIMESTAMP)", "ts TIMESTAMP(3))"),
+        SQL.replace("amount DOUBLE", "amount DECIMAL(10,2)"),
+        SQL.replace("max(amount) FROM", "max(amount) FILTER (WHERE qty < 9) FROM"),
+        SQL.replace("max(amount)", "max(amount + 1)"),
+        SQL.replace("STORED AS CQL LOCATION 'cassandra://shop/revenue'", "STORED AS TABLE LOCATION 'console://'"),
+        SQL.replace("GROUP BY item", "GROUP BY upper(item)").replace("SELECT item", "SELECT upper(item)"),
+        SQL.replace("low DOUBLE", "low INT"),
+        SQL.replace("OPTIONS (", "OPTIONS ('json.missing' 'error', "),
+        SQL.replace("OPTIONS (", "OPTIONS ('json.extra' 'error', "),
+        SQL.replace("amount DOUBLE", "amount DOUBLE NOT NULL"),
+    ];
+    let mut seen = vec![planned(SQL).fingerprint];
+    for sql in changed {
+        let plan = planned(&sql);
+        assert!(!seen.contains(&plan.fingerprint), "{sql}\n{}", plan.description);
+        assert_ne!(plan.description, planned(SQL).description);
+        seen.push(plan.fingerprint);
+    }
+}

@@ -1,0 +1,75 @@
+//! HAVING over changing groups: a group that no longer satisfies it leaves the sink.
+
+use strandline_actors::ports::Change;
+
+use super::harness::{Dice, Pipeline, assert_rows, batch_engine, decoded, log};
+
+const SQL: &str = "CREATE EXTERNAL TABLE orders (k BIGINT, v BIGINT) STORED AS JSON LOCATION 'kafka://orders';
+    CREATE EXTERNAL TABLE result (k BIGINT, total BIGINT, PRIMARY KEY (k)) STORED AS CQL
+    LOCATION 'cassandra://shop/result';
+    INSERT INTO result ";
+const SELECT: &str = "SELECT k, sum(v) FROM orders GROUP BY k HAVING sum(v) > 10";
+
+fn value(k: usize, v: i64) -> String {
+    format!("{{\"k\":{k},\"v\":{v}}}")
+}
+
+#[test]
+fn a_group_comes_changes_goes_and_comes_back() {
+    let mut pipeline = Pipeline::new(&format!("{SQL}{SELECT}"), 1, 1);
+    let log = log([value(1, 5), value(1, 10), value(1, 1), value(1, -10), value(1, -1), value(1, 20)]);
+    let mut seen = Vec::new();
+    for at in 0..6 {
+        pipeline.batch(0, &log, at, at + 1);
+        let output = pipeline.checkpoint_all();
+        pipeline.restart(0);
+        assert!(output.len() <= 1);
+        seen.push(output.first().map(|output| (output.change, output.rows.num_rows())));
+    }
+    let (up, down) = (Some((Change::Upsert, 1)), Some((Change::Delete, 1)));
+    assert_eq!(seen, [None, up, up, down, None, up]);
+    assert_eq!(format!("{:?}", pipeline.rows.values().next()), "Some([Int64(1), Int64(25)])");
+}
+
+#[test]
+fn random_groups_equal_the_batch_engine() {
+    for seed in 0..8 {
+        let mut dice = Dice::new(seed);
+        let mut pipeline = Pipeline::new(&format!("{SQL}{SELECT}"), 1 + dice.below(4), 2);
+        let logs: Vec<_> =
+            (0..2).map(|_| log((0..500).map(|_| value(dice.below(20), dice.below(21) as i64 - 10)))).collect();
+        pipeline.run(&logs, &mut dice);
+        assert!(pipeline.deletes > 0, "some groups went");
+        let schema = arrow::datatypes::Schema::new(vec![
+            arrow::datatypes::Field::new("k", arrow::datatypes::DataType::Int64, true),
+            arrow::datatypes::Field::new("v", arrow::datatypes::DataType::Int64, true),
+        ]);
+        let rows = decoded(&schema.into(), &logs);
+        let expected = batch_engine(SELECT, rows, &pipeline.plan.sink.schema);
+        assert_rows(&pipeline, expected);
+    }
+}
+
+/// A condition on the group itself is the same before and after the aggregation; nothing is ever deleted for it.
+#[test]
+fn having_on_the_group_alone_needs_no_deletes() {
+    let sql = format!("{SQL}SELECT k, sum(v) FROM orders GROUP BY k HAVING k > 1");
+    let mut pipeline = Pipeline::new(&sql, 1, 1);
+    let log = log([value(1, 5), value(2, 10)]);
+    pipeline.batch(0, &log, 0, 2);
+    pipeline.checkpoint_all();
+    assert_eq!(pipeline.rows.len(), 1);
+    assert_eq!(pipeline.counts.filtered, 1);
+}
+
+/// What cannot be computed for a group halts the shard and names the group, since no record is to blame.
+#[test]
+fn a_result_that_cannot_be_computed_names_its_group() {
+    let sql = format!("{SQL}SELECT k, 100 / sum(v) FROM orders GROUP BY k");
+    let plan = super::harness::planned(&sql);
+    let output = super::harness::run_stage(&plan, &log([value(3, 5), value(7, 0)]), 1, 0, 2);
+    let mut operator = plan.query().operator(0);
+    operator.apply(output.lanes[0].rows.clone(), None).unwrap();
+    let error = operator.checkpoint().unwrap_err().to_string();
+    assert!(error.contains("group (7)") && error.contains("ivide by zero") && error.contains("NULLIF"), "{error}");
+}

@@ -1,0 +1,11 @@
+//! Tests of the whole of `sql`: statements in, rows at the sink out, without any server.
+
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+mod aggregates;
+mod fingerprints;
+mod harness;
+mod having;
+mod keys;
+mod refusals;
+mod stages;

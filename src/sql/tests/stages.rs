@@ -1,0 +1,393 @@
+//! The source stage: cuts, counts, policies, rules, metadata, and errors of single records.
+
+use strandline_actors::ports::StageError;
+use strandline_actors::position::{Counts, Offset};
+
+use super::harness::{
+    Dice, Pipeline, Record, letters, log, partition, planned, run_cut, run_stage, strings, timestamps, total, values,
+};
+
+const SINK: &str = "CREATE EXTERNAL TABLE result (k VARCHAR, v BIGINT) STORED AS TABLE LOCATION 'console://';";
+
+fn pass_through(options: &str, select: &str) -> String {
+    format!(
+        "CREATE EXTERNAL TABLE orders (k VARCHAR, v BIGINT) STORED AS JSON LOCATION 'kafka://orders' {options}; {SINK} \
+         INSERT INTO result {select}"
+    )
+}
+
+fn grouped(options: &str) -> String {
+    pass_through(options, "SELECT k, sum(v) FROM orders WHERE v < 1000 GROUP BY k")
+}
+
+fn record(offset: i64, k: &str, v: i64) -> Record {
+    Record::new(offset, format!("{{\"k\":\"{k}\",\"v\":{v}}}"))
+}
+
+/// Records of every kind: good, filtered, bad, null, and offsets that carry none.
+fn mixed() -> Vec<Record> {
+    let mut dice = Dice::new(7);
+    let mut log = Vec::new();
+    for offset in 0..600 {
+        match dice.below(10) {
+            0 => {}
+            1 => log.push(Record::null(offset)),
+            2 => log.push(Record::new(offset, "{\"k\":\"x")),
+            3 => log.push(record(offset, "filtered", 5000)),
+            _ => log.push(record(offset, &format!("k{}", dice.below(12)), dice.below(100) as i64)),
+        }
+    }
+    log
+}
+
+#[test]
+fn every_offset_is_counted_once() {
+    let log = mixed();
+    for shards in 1..5 {
+        for sql in [grouped(""), pass_through("", "SELECT k, v FROM orders WHERE v < 1000")] {
+            let output = run_stage(&planned(&sql), &log, shards, 0, 600);
+            let counts = total(&output);
+            assert_eq!(counts.total(), 600);
+            let value = |record: &Record| record.value.clone().unwrap_or_default();
+            let of = |wanted: fn(&str) -> bool| {
+                log.iter().filter(|r| wanted(std::str::from_utf8(&value(r)).unwrap())).count() as u64
+            };
+            assert_eq!(counts.gaps, 600 - log.len() as u64);
+            assert_eq!(counts.tombstones, of(str::is_empty));
+            assert_eq!(counts.dead_lettered, of(|v| v == "{\"k\":\"x"));
+            assert_eq!(counts.filtered, of(|v| v.contains("filtered")));
+            assert_eq!(counts.processed, of(|v| v.contains("\"k\":\"k")));
+            assert_eq!((counts.late, counts.skipped), (0, 0));
+            assert_eq!(letters(&output).len() as u64, counts.dead_lettered);
+        }
+    }
+}
+
+/// A shard that was cut at any offset gets exactly what it had not got before, rows and counts.
+#[test]
+fn what_is_sent_again_is_cut_for_each_lane() {
+    let log = mixed();
+    let keyed = pass_through("", "SELECT k, v FROM orders WHERE v < 1000")
+        .replace("v BIGINT) STORED AS TABLE", "v BIGINT, PRIMARY KEY (k)) STORED AS TABLE");
+    for sql in [grouped(""), pass_through("", "SELECT k, v FROM orders WHERE v < 1000"), keyed] {
+        let plan = planned(&sql);
+        let whole = run_stage(&plan, &log, 3, 0, 600);
+        let mut dice = Dice::new(1);
+        for _ in 0..20 {
+            let cuts: Vec<_> = (0..3).map(|_| Offset(dice.below(700) as i64)).collect();
+            let lowest = cuts.iter().min().unwrap().0.min(600);
+            let all: Vec<_> = cuts.iter().copied().map(Some).collect();
+            let later = run_cut(&plan, &log, lowest, 600, &all, &[]).unwrap();
+            for (shard, cut) in cuts.iter().enumerate() {
+                // What the shard has already, and what it gets now, is the whole.
+                let zero = vec![Some(Offset(0)); 3];
+                let earlier = run_cut(&plan, &log, 0, cut.0.min(600), &zero, &[]).unwrap();
+                let mut counts = earlier.lanes[shard].counts;
+                counts.add(&later.lanes[shard].counts);
+                assert_eq!(counts, whole.lanes[shard].counts, "shard {shard} cut at {cut}");
+                let of = |lanes: &[&strandline_actors::ports::LaneRows]| {
+                    let mut operator = plan.query().operator(0);
+                    for lane in lanes {
+                        operator.apply(lane.rows.clone(), None).unwrap();
+                    }
+                    let mut rows: Vec<_> = operator
+                        .checkpoint()
+                        .unwrap()
+                        .output
+                        .iter()
+                        .flat_map(|output| {
+                            (0..output.rows.num_rows()).map(|row| format!("{:?}", values(&output.rows, row)))
+                        })
+                        .collect();
+                    rows.sort();
+                    rows
+                };
+                assert_eq!(of(&[&earlier.lanes[shard], &later.lanes[shard]]), of(&[&whole.lanes[shard]]));
+            }
+        }
+    }
+}
+
+#[test]
+fn a_lane_that_is_off_gets_nothing_and_counts_nothing() {
+    let log = mixed();
+    for sql in [grouped(""), pass_through("", "SELECT k, v FROM orders WHERE v < 1000")] {
+        let plan = planned(&sql);
+        let whole = run_stage(&plan, &log, 3, 0, 600);
+        let cuts = [Some(Offset(0)), None, Some(Offset(0))];
+        let output = run_cut(&plan, &log, 0, 600, &cuts, &[]).unwrap();
+        assert!(output.lanes[1].rows.is_empty() && output.lanes[1].dead_letters.is_empty());
+        assert_eq!(output.lanes[1].counts, Counts::default());
+        assert_eq!(output.lanes[0].counts, whole.lanes[0].counts);
+        assert_eq!(output.lanes[2].counts, whole.lanes[2].counts);
+        let output = run_cut(&plan, &log, 0, 600, &[None, None, None], &[]).unwrap();
+        assert_eq!(total(&output), Counts::default());
+    }
+}
+
+#[test]
+fn an_empty_range_and_a_range_of_gaps() {
+    let plan = planned(&grouped(""));
+    let output = run_stage(&plan, &[], 2, 5, 5);
+    assert_eq!(total(&output), Counts::default());
+    let output = run_stage(&plan, &[], 2, 5, 9);
+    assert_eq!(total(&output), Counts { gaps: 4, ..Counts::default() });
+    assert!(output.lanes.iter().all(|lane| lane.rows.is_empty()));
+}
+
+#[test]
+fn a_poison_record_is_set_aside_unseen() {
+    let mut log = log(["{\"k\":\"a\",\"v\":1}", "{\"k\":\"b\",\"v\":2}", "{\"k\":\"c\",\"v\":3}"]);
+    log[1].key = Some(b"key".to_vec());
+    for options in ["", "OPTIONS ('bad.records' 'fail')", "OPTIONS ('bad.records' 'skip')"] {
+        let plan = planned(&pass_through(options, "SELECT k, v FROM orders"));
+        let output = run_cut(&plan, &log, 0, 3, &[Some(Offset(0))], &[Offset(1)]).unwrap();
+        let letters = letters(&output);
+        assert_eq!(letters.len(), 1);
+        assert_eq!(letters[0].reason, "the stage panicked on this record");
+        assert_eq!((letters[0].offset, letters[0].timestamp), (1, 1_700_000_000_001));
+        assert_eq!(letters[0].topic, "orders");
+        assert_eq!(letters[0].partition, partition(0).key);
+        assert_eq!(letters[0].key.as_deref(), Some(&b"key"[..]));
+        assert_eq!(letters[0].value.as_deref(), Some(&b"{\"k\":\"b\",\"v\":2}"[..]));
+        assert_eq!(strings(&output.lanes[0].rows[0], 0), [Some("a".to_owned()), Some("c".to_owned())]);
+    }
+}
+
+#[test]
+fn bad_records_by_policy() {
+    let log = log([
+        "{\"k\":\"a\",\"v\":1}",
+        "{\"k\":\"x",
+        "",
+        "[1]",
+        "{\"k\":\"b\",\"v\":\"many\"}",
+        "{\"k\":\"b\",\"v\":2}",
+    ]);
+    let select = "SELECT k, v FROM orders";
+    let output = run_stage(&planned(&pass_through("", select)), &log, 2, 0, 6);
+    let offsets: Vec<_> = letters(&output).iter().map(|letter| letter.offset).collect();
+    assert_eq!(offsets, [1, 2, 3, 4]);
+    assert!(letters(&output).iter().all(|letter| !letter.reason.is_empty()));
+    assert_eq!(total(&output).processed, 2);
+
+    let output = run_stage(&planned(&pass_through("OPTIONS ('bad.records' 'skip')", select)), &log, 2, 0, 6);
+    assert_eq!(total(&output), Counts { processed: 2, skipped: 4, ..Counts::default() });
+    assert!(letters(&output).is_empty());
+
+    let plan = planned(&pass_through("OPTIONS ('bad.records' 'fail')", select));
+    let error = run_cut(&plan, &log, 0, 6, &[Some(Offset(0)); 2], &[]).unwrap_err();
+    assert!(matches!(error, StageError::Halt(_)));
+    let error = error.to_string();
+    assert!(error.starts_with("orders-0 stops at offset 1: ") && error.contains("'bad.records'"), "{error}");
+}
+
+#[test]
+fn null_values_by_policy() {
+    let log = vec![record(0, "a", 1), Record::null(1), record(2, "b", 2)];
+    let select = "SELECT k, v FROM orders";
+    let output = run_stage(&planned(&pass_through("", select)), &log, 2, 0, 3);
+    assert_eq!(total(&output), Counts { processed: 2, tombstones: 1, ..Counts::default() });
+
+    let output = run_stage(&planned(&pass_through("OPTIONS ('null.value' 'dead-letter')", select)), &log, 2, 0, 3);
+    assert_eq!(total(&output), Counts { processed: 2, dead_lettered: 1, ..Counts::default() });
+    assert_eq!(letters(&output)[0].reason, "the value is null");
+    assert_eq!(letters(&output)[0].value, None);
+
+    let plan = planned(&pass_through("OPTIONS ('null.value' 'fail')", select));
+    let error = run_cut(&plan, &log, 0, 3, &[Some(Offset(0))], &[]).unwrap_err();
+    assert!(matches!(&error, StageError::Halt(text) if text.contains("offset 1: the value is null")), "{error}");
+    // The shard that owns the record has it behind it: then it concerns nobody.
+    let output = run_cut(&plan, &log, 0, 3, &[Some(Offset(2))], &[]).unwrap();
+    assert_eq!(total(&output), Counts { processed: 1, ..Counts::default() });
+}
+
+#[test]
+fn rules_name_the_record_that_breaks_them() {
+    let options = "OPTIONS ('rule.small' 'v <= 10', 'rule.named' 'k IS NOT NULL AND length(k) > 0')";
+    let sql = pass_through(options, "SELECT k, 1 FROM orders WHERE k <> 'out'");
+    let log = log([
+        "{\"k\":\"a\",\"v\":1}",
+        "{\"k\":\"b\",\"v\":11}",
+        "{\"k\":\"\",\"v\":5}",
+        "{\"v\":12}",
+        "{\"k\":\"c\"}",
+        "{\"k\":\"out\",\"v\":3}",
+    ]);
+    let output = run_stage(&planned(&sql), &log, 1, 0, 6);
+    let reasons: Vec<_> = letters(&output).into_iter().map(|letter| (letter.offset, letter.reason)).collect();
+    let rule = |name: &str| format!("breaks rule {name}");
+    assert_eq!(reasons, [(1, rule("small")), (2, rule("named")), (3, rule("small"))]);
+    // As with CHECK, a condition that is NULL is not broken.
+    assert_eq!(strings(&output.lanes[0].rows[0], 0), [Some("a".to_owned()), Some("c".to_owned())]);
+    assert_eq!(total(&output), Counts { processed: 2, filtered: 1, dead_lettered: 3, ..Counts::default() });
+}
+
+/// An error of evaluation takes only its own record along, wherever the batch is cut.
+#[test]
+fn an_error_of_one_record_is_its_own() {
+    let values: Vec<_> = (0..300).map(|v| format!("{{\"k\":\"{}\",\"v\":{}}}", v % 5, (v * 7) % 60)).collect();
+    let log = log(values);
+    let bad: Vec<_> = (0..300).filter(|v| (v * 7) % 60 == 0).collect();
+    assert!(bad.len() > 2);
+    for select in [
+        "SELECT k, 100 / v FROM orders",
+        "SELECT k, v FROM orders WHERE 100 / v < 1000",
+        "SELECT k, sum(100 / v) FROM orders GROUP BY k",
+        "SELECT cast(100 / v AS VARCHAR), count(*) FROM orders GROUP BY 1",
+        "SELECT k, count(*) FILTER (WHERE 100 / v > 0) FROM orders GROUP BY k",
+        "SELECT concat('x', k), v FROM (SELECT k, v, 100 / v AS w FROM orders) WHERE w < 1000",
+    ] {
+        let plan = planned(&pass_through("", select));
+        for (shards, size) in [(1, 300), (3, 300), (2, 1), (2, 7), (4, 64)] {
+            let mut found = Vec::new();
+            let mut counts = Counts::default();
+            for from in (0..300).step_by(size) {
+                let output = run_stage(&plan, &log, shards, from, (from + size as i64).min(300));
+                counts.add(&total(&output));
+                found.extend(letters(&output));
+            }
+            assert_eq!(found.iter().map(|letter| letter.offset).collect::<Vec<_>>(), bad, "{select}");
+            assert!(found.iter().all(|l| l.reason == "cannot be evaluated: Divide by zero error"), "{:?}", found[0]);
+            assert_eq!(counts.total(), 300);
+            assert_eq!(counts.processed, 300 - bad.len() as u64);
+        }
+    }
+}
+
+/// A condition that protects a later one protects it in a batch too, though there both sides may be evaluated for all
+/// rows at once.
+#[test]
+fn a_condition_protects_the_next_one() {
+    let log = log((0..100).map(|v| format!("{{\"k\":\"a\",\"v\":{}}}", v % 4)));
+    let plan = planned(&pass_through("", "SELECT k, v FROM orders WHERE v <> 0 AND 12 / v > 4"));
+    let output = run_stage(&plan, &log, 2, 0, 100);
+    assert_eq!(total(&output), Counts { processed: 50, filtered: 50, ..Counts::default() });
+}
+
+#[test]
+fn casts_into_the_sink_fail_for_single_records() {
+    let sql = "CREATE EXTERNAL TABLE orders (v BIGINT) STORED AS JSON LOCATION 'kafka://orders';
+        CREATE EXTERNAL TABLE result (v SMALLINT) STORED AS TABLE LOCATION 'console://';
+        INSERT INTO result SELECT v FROM orders";
+    let output = run_stage(&planned(sql), &log(["{\"v\":7}", "{\"v\":70000}", "{\"v\":null}"]), 1, 0, 3);
+    let letters = letters(&output);
+    assert_eq!((letters.len(), letters[0].offset), (1, 1));
+    assert!(letters[0].reason.contains("70000"), "{}", letters[0].reason);
+    assert_eq!(total(&output).processed, 2);
+}
+
+#[test]
+fn metadata_columns_have_the_values_of_their_records() {
+    let sql = "CREATE EXTERNAL TABLE orders (v BIGINT) STORED AS JSON LOCATION 'kafka://orders';
+        CREATE EXTERNAL TABLE result (topic VARCHAR, p INT, o BIGINT, t TIMESTAMP(3), k VARCHAR, v VARCHAR, h VARCHAR,
+          n BIGINT) STORED AS TABLE LOCATION 'console://';
+        INSERT INTO result SELECT _topic, _partition, _offset, _timestamp, cast(_key AS VARCHAR), cast(_value AS VARCHAR),
+          cast(_headers[1]['value'] AS VARCHAR), v FROM orders WHERE _offset <> 11";
+    let plan = planned(sql);
+    assert!(plan.sources[0].keys && plan.sources[0].headers);
+    let mut log = vec![
+        Record::new(10, "{\"v\":1}"),
+        Record::new(11, "{\"v\":2}"),
+        Record::null(12),
+        Record::new(13, "{\"v\":4}"),
+    ];
+    log[3].key = Some(b"key".to_vec());
+    log[3].headers = vec![("trace".into(), Some(b"abc".to_vec())), ("none".into(), None)];
+    let output = run_stage(&plan, &log, 1, 10, 14);
+    assert!(letters(&output).is_empty(), "{:?}", letters(&output));
+    let rows = &output.lanes[0].rows[0];
+    let row = |row| values(rows, row).iter().map(ToString::to_string).collect::<Vec<_>>();
+    assert_eq!(timestamps(rows, 3), [1_700_000_000_010, 1_700_000_000_013]);
+    assert_eq!(row(0)[..3], ["orders", "0", "10"]);
+    assert_eq!(row(0)[4..], ["NULL", "{\"v\":1}", "NULL", "1"]);
+    assert_eq!(row(1)[4..], ["key", "{\"v\":4}", "abc", "4"]);
+}
+
+#[test]
+fn a_star_stands_for_the_declared_columns() {
+    let sources = "CREATE EXTERNAL TABLE orders (k VARCHAR, v BIGINT) STORED AS JSON LOCATION 'kafka://orders';";
+    for select in [
+        "SELECT * FROM orders",
+        "SELECT o.* FROM orders AS o",
+        "SELECT * FROM (SELECT * FROM orders)",
+        "WITH w AS (SELECT * FROM orders) SELECT * FROM w",
+        "SELECT * FROM seen",
+        "SELECT k, v FROM (SELECT *, _offset AS o FROM orders) WHERE o >= 0",
+        "SELECT * EXCEPT (v), v FROM orders",
+        "SELECT * EXCLUDE v, v + 0 FROM orders",
+        "SELECT * REPLACE (v + 0 AS v) FROM orders",
+    ] {
+        let sql = format!("{sources} CREATE VIEW seen AS SELECT * FROM orders; {SINK} INSERT INTO result {select}");
+        let plan = planned(&sql);
+        assert!(!plan.sources[0].headers);
+        let output = run_stage(&plan, &log(["{\"k\":\"a\",\"v\":1}"]), 1, 0, 1);
+        let rows = &output.lanes[0].rows[0];
+        assert_eq!(format!("{:?}", values(rows, 0)), "[Utf8(\"a\"), Int64(1)]", "{select}");
+    }
+}
+
+#[test]
+fn nested_values() {
+    let sql = "CREATE EXTERNAL TABLE orders (user STRUCT<id BIGINT, tags VARCHAR[]>, lines STRUCT<sku VARCHAR, price \
+          DOUBLE>[]) STORED AS JSON LOCATION 'kafka://orders';
+        CREATE EXTERNAL TABLE result (id BIGINT, n BIGINT, first VARCHAR, price DOUBLE, PRIMARY KEY (id)) STORED AS TABLE
+          LOCATION 'console://';
+        INSERT INTO result SELECT user['id'], count(*), max(user['tags'][1]), sum(lines[1]['price']) FROM orders
+          GROUP BY user['id']";
+    let log = log([
+        r#"{"user":{"id":1,"tags":["x","y"]},"lines":[{"sku":"a","price":1.5},{"sku":"b","price":2}]}"#,
+        r#"{"user":{"id":1,"tags":[]},"lines":[{"sku":"c","price":2.25}]}"#,
+        r#"{"user":{"id":2,"tags":["z"]},"lines":[]}"#,
+        r#"{"lines":null}"#,
+    ]);
+    let mut pipeline = Pipeline::new(sql, 2, 1);
+    pipeline.batch(0, &log, 0, 2);
+    pipeline.checkpoint_all();
+    pipeline.batch(0, &log, 2, 4);
+    pipeline.checkpoint_all();
+    let rows: Vec<_> =
+        pipeline.rows.values().map(|row| format!("{} {} {} {}", row[0], row[1], row[2], row[3])).collect();
+    assert_eq!(rows, ["1 2 x 3.75", "2 1 z NULL", "NULL 1 NULL NULL"]);
+}
+
+/// NULL is a group, as in SQL, and always on the same shard.
+#[test]
+fn null_is_a_group() {
+    let mut pipeline = Pipeline::new(
+        &grouped("").replace("v BIGINT) STORED AS TABLE", "v BIGINT, PRIMARY KEY (k)) STORED AS TABLE"),
+        4,
+        1,
+    );
+    let log = log(["{\"v\":1}", "{\"k\":null,\"v\":2}", "{\"k\":\"\",\"v\":4}", "{\"k\":\"NULL\",\"v\":8}"]);
+    (0..4).for_each(|at| pipeline.batch(0, &log, at, at + 1));
+    pipeline.checkpoint_all();
+    let rows: Vec<_> = pipeline.rows.values().map(|row| format!("{:?}", row)).collect();
+    assert_eq!(rows, ["[Utf8(\"\"), Int64(4)]", "[Utf8(\"NULL\"), Int64(8)]", "[Utf8(NULL), Int64(3)]"]);
+    assert_eq!(pipeline.keys(), 3);
+}
+
+/// A column that nothing uses is not decoded, but one that must not be NULL is.
+#[test]
+fn only_the_columns_that_are_used_are_decoded() {
+    let sql = |declared: &str| {
+        format!(
+            "CREATE EXTERNAL TABLE orders (k VARCHAR, unused {declared}) STORED AS JSON LOCATION 'kafka://orders'; {SINK} \
+             INSERT INTO result SELECT k, count(*) FROM orders GROUP BY k"
+        )
+    };
+    let log = log(["{\"k\":\"a\",\"unused\":\"no number\"}", "{\"k\":\"a\"}"]);
+    let output = run_stage(&planned(&sql("BIGINT")), &log, 1, 0, 2);
+    assert_eq!(total(&output), Counts { processed: 2, ..Counts::default() });
+    let output = run_stage(&planned(&sql("BIGINT NOT NULL")), &log, 1, 0, 2);
+    assert_eq!(total(&output), Counts { dead_lettered: 2, ..Counts::default() });
+}
+
+/// A query that uses no column still needs records that are JSON.
+#[test]
+fn a_count_needs_no_column() {
+    let sql = pass_through("", "SELECT 'all', count(*) FROM orders");
+    let output = run_stage(&planned(&sql), &log(["{\"k\":1}", "{", "{}"]), 3, 0, 3);
+    assert_eq!(total(&output), Counts { processed: 2, dead_lettered: 1, ..Counts::default() });
+    assert_eq!(output.lanes.iter().filter(|lane| !lane.rows.is_empty()).count(), 1);
+}
