@@ -20,6 +20,8 @@ use tokio::sync::oneshot;
 use crate::sinks::SinkCounts;
 use crate::telemetry;
 
+pub(crate) use health::waiting_for;
+
 /// Why nothing can be shown.
 #[derive(Debug, thiserror::Error)]
 pub enum HttpError {
@@ -84,8 +86,8 @@ pub struct Begun {
     pub shards: u32,
     /// What it does, in words.
     pub description: String,
-    /// What its sink has done so far.
-    pub sink: Box<dyn Fn() -> SinkCounts + Send + Sync>,
+    /// What its sink has done so far, if it counts.
+    pub sink: Box<dyn Fn() -> Option<SinkCounts> + Send + Sync>,
 }
 
 /// What a demo adds: its own part of the status, and the right to kill actors.

@@ -7,6 +7,7 @@
 pub mod cassandra;
 pub mod catalog;
 pub mod cli;
+pub mod demo;
 pub mod http;
 pub mod kafka;
 pub mod service;

@@ -62,7 +62,7 @@ pub(super) fn problems(board: &Snapshot, stall: Duration, since: Duration) -> Ve
 }
 
 /// What is still to come until everything is loaded and started.
-pub(super) fn waiting_for(board: &Snapshot, shards: u32) -> Vec<String> {
+pub(crate) fn waiting_for(board: &Snapshot, shards: u32) -> Vec<String> {
     let mut waiting = Vec::new();
     if board.supervisor.life != Life::Running {
         let what = board.committer.last_fault.as_ref().map(|fault| format!(": {fault}")).unwrap_or_default();

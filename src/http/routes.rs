@@ -86,7 +86,7 @@ impl Shown {
     }
 
     fn sink(&self) -> Option<SinkCounts> {
-        self.begun.get().map(|begun| (begun.sink)())
+        self.begun.get().and_then(|begun| (begun.sink)())
     }
 }
 

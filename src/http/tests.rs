@@ -97,7 +97,7 @@ impl Painted {
             running: Box::new(self.clone()),
             shards: 2,
             description: "reads orders".into(),
-            sink: Box::new(|| SinkCounts { upserts: 5, ..SinkCounts::default() }),
+            sink: Box::new(|| Some(SinkCounts { upserts: 5, ..SinkCounts::default() })),
         });
         Served(Server::start("127.0.0.1:0", Arc::new(shown)).unwrap().unwrap())
     }
