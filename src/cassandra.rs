@@ -5,7 +5,8 @@
 //! the driver's retries nor a second speculative request may repeat it, since whoever sent it has to know whether it was
 //! applied; all other statements name their own write timestamp, so that sending them again changes nothing.
 
-use std::fmt::Write as _;
+mod failure;
+
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -17,14 +18,15 @@ use scylla::client::session::Session;
 use scylla::client::session_builder::SessionBuilder;
 use scylla::errors::{
     BrokenConnectionErrorKind, ConnectionError, ConnectionPoolError, ConnectionSetupRequestErrorKind, DbError,
-    ExecutionError, MetadataError, NewSessionError, NextPageError, NextRowError, PagerExecutionError, PrepareError,
-    RequestAttemptError, RequestError,
+    MetadataError, NewSessionError,
 };
 use scylla::policies::load_balancing::DefaultPolicy;
 use scylla::policies::retry::{DefaultRetryPolicy, FallthroughRetryPolicy};
 use scylla::statement::prepared::PreparedStatement;
 use scylla::statement::{Consistency, SerialConsistency};
 
+pub use crate::cassandra::failure::Failure;
+use crate::cassandra::failure::{CANNOT_CHECK, with_sources};
 use crate::settings::CassandraSettings;
 
 /// The port that Cassandra listens on unless it is told otherwise.
@@ -168,137 +170,6 @@ pub fn quote(name: &str) -> String {
     format!("\"{}\"", name.replace('"', "\"\""))
 }
 
-/// What Cassandra says when too few nodes answer to find out who somebody is, or what he may do.
-const CANNOT_CHECK: &str = "Unable to perform auth";
-
-// ---------------------------------------------------------------------------------------------------------------------
-// Failures of statements
-
-/// Why a statement failed.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum Failure {
-    /// No answer, or not enough of one. Whether a write took place is unknown; sending it again may help.
-    #[error("{0}")]
-    Unknown(String),
-    /// Refused for good: a missing table or right, a value that does not fit, a statement that is wrong.
-    #[error("{0}")]
-    Refused(String),
-    /// The answer cannot be understood.
-    #[error("{0}")]
-    Unreadable(String),
-}
-
-impl Failure {
-    /// Says what was being done.
-    pub fn during(self, what: &str) -> Self {
-        match self {
-            Self::Unknown(reason) => Self::Unknown(format!("{what}: {reason}")),
-            Self::Refused(reason) => Self::Refused(format!("{what}: {reason}")),
-            Self::Unreadable(reason) => Self::Unreadable(format!("{what}: {reason}")),
-        }
-    }
-}
-
-impl From<RequestAttemptError> for Failure {
-    fn from(error: RequestAttemptError) -> Self {
-        let text = error.to_string();
-        match error {
-            // A node that cannot read its own users says so in the words of a refusal.
-            RequestAttemptError::DbError(DbError::AuthenticationError | DbError::Unauthorized, said)
-                if said.contains(CANNOT_CHECK) =>
-            {
-                Self::Unknown(text)
-            }
-            // These the server says before it does anything, and will say again.
-            RequestAttemptError::DbError(
-                DbError::SyntaxError
-                | DbError::Invalid
-                | DbError::AlreadyExists { .. }
-                | DbError::FunctionFailure { .. }
-                | DbError::AuthenticationError
-                | DbError::Unauthorized
-                | DbError::ConfigError,
-                _,
-            ) => Self::Refused(text),
-            RequestAttemptError::SerializationError(_) | RequestAttemptError::CqlRequestSerialization(_) => {
-                Self::Refused(text)
-            }
-            // Everything else leaves it open, also errors of a kind that this driver does not know yet: Cassandra 5
-            // has some of its own for conditional writes.
-            _ => Self::Unknown(text),
-        }
-    }
-}
-
-impl From<ExecutionError> for Failure {
-    fn from(error: ExecutionError) -> Self {
-        match error {
-            ExecutionError::LastAttemptError(error) => error.into(),
-            ExecutionError::PrepareError(error) => error.into(),
-            ExecutionError::BadQuery(error) => Self::Refused(with_sources(&error)),
-            other => Self::Unknown(with_sources(&other)),
-        }
-    }
-}
-
-impl From<PrepareError> for Failure {
-    fn from(error: PrepareError) -> Self {
-        match error {
-            PrepareError::AllAttemptsFailed { first_attempt } => first_attempt.into(),
-            other => Self::Unknown(with_sources(&other)),
-        }
-    }
-}
-
-impl From<RequestError> for Failure {
-    fn from(error: RequestError) -> Self {
-        error.into_execution_error().into()
-    }
-}
-
-impl From<NextPageError> for Failure {
-    fn from(error: NextPageError) -> Self {
-        match error {
-            NextPageError::RequestFailure(error) => error.into(),
-            other => Self::Unreadable(with_sources(&other)),
-        }
-    }
-}
-
-impl From<NextRowError> for Failure {
-    fn from(error: NextRowError) -> Self {
-        match error {
-            NextRowError::NextPageError(error) => error.into(),
-            other => Self::Unreadable(with_sources(&other)),
-        }
-    }
-}
-
-impl From<PagerExecutionError> for Failure {
-    fn from(error: PagerExecutionError) -> Self {
-        match error {
-            PagerExecutionError::PrepareError(error) => error.into(),
-            PagerExecutionError::SerializationError(error) => Self::Refused(with_sources(&error)),
-            PagerExecutionError::NextPageError(error) => error.into(),
-            other => Self::Unknown(with_sources(&other)),
-        }
-    }
-}
-
-/// An error with everything that lies below it.
-fn with_sources(error: &dyn std::error::Error) -> String {
-    let mut text = error.to_string();
-    let mut source = error.source();
-    while let Some(inner) = source {
-        let inner_text = inner.to_string();
-        if !text.contains(&inner_text) {
-            let _ = write!(text, ": {inner_text}");
-        }
-        source = inner.source();
-    }
-    text
-}
-
 // ---------------------------------------------------------------------------------------------------------------------
 // Settings
 
@@ -363,15 +234,15 @@ fn tls(settings: &CassandraSettings) -> Result<Option<SslConnectorBuilder>, Cass
     match (&settings.tls_cert, &settings.tls_key) {
         (Some(cert), Some(key)) => {
             builder.set_certificate_chain_file(cert).map_err(unusable("STRANDLINE_CASSANDRA__TLS_CERT", cert))?;
-            builder
-                .set_private_key_file(key, SslFiletype::PEM)
-                .map_err(unusable("STRANDLINE_CASSANDRA__TLS_KEY", key))?;
-            builder.check_private_key().map_err(|_| {
-                setting(
-                    "STRANDLINE_CASSANDRA__TLS_KEY",
-                    format!("{} is not the key of the certificate in {}", key.display(), cert.display()),
-                )
+            let mismatch = || {
+                let reason = format!("{} is not the key of the certificate in {}", key.display(), cert.display());
+                setting("STRANDLINE_CASSANDRA__TLS_KEY", reason)
+            };
+            builder.set_private_key_file(key, SslFiletype::PEM).map_err(|error| {
+                let of_another = error.to_string().contains("key values mismatch");
+                if of_another { mismatch() } else { unusable("STRANDLINE_CASSANDRA__TLS_KEY", key)(error) }
             })?;
+            builder.check_private_key().map_err(|_| mismatch())?;
         }
         (Some(_), None) => {
             return Err(setting(
@@ -459,6 +330,11 @@ fn connection_error(nodes: String, settings: &CassandraSettings, error: &Connect
             {
                 silent(nodes, settings.timeout)
             }
+            // With TLS 1.3 a node looks at the client's certificate when the handshake is over for the client. Why it then
+            // ends the connection may or may not arrive.
+            ConnectionSetupRequestErrorKind::BrokenConnection(_) if settings.tls && settings.tls_cert.is_none() => {
+                CassandraError::Tls { nodes, reason: format!("{}; {CLIENT_CERTIFICATE}", with_sources(error)) }
+            }
             // A node that waits for TLS closes a connection that does not speak it.
             ConnectionSetupRequestErrorKind::BrokenConnection(_) if !settings.tls => CassandraError::Unreachable {
                 nodes,
@@ -483,16 +359,18 @@ fn silent(nodes: String, patience: Duration) -> CassandraError {
     CassandraError::Unreachable { nodes, reason }
 }
 
+const CLIENT_CERTIFICATE: &str = "if the nodes ask for a client's certificate, set STRANDLINE_CASSANDRA__TLS_CERT and \
+                                  STRANDLINE_CASSANDRA__TLS_KEY";
+
 /// What OpenSSL says, and what to do about it.
 fn tls_advice(said: &str) -> String {
-    let advice = if said.contains("IP address mismatch") {
-        "the certificate of the node has to name its IP address (subjectAltName IP:...)"
-    } else if said.contains("certificate verify failed") {
-        "the authority that signed the node's certificate has to be in STRANDLINE_CASSANDRA__TLS_CA"
+    let advice = if said.contains("certificate verify failed") {
+        "the authority that signed the node's certificate has to be in STRANDLINE_CASSANDRA__TLS_CA, and the certificate \
+         has to name the node's IP address as a subjectAltName"
     } else if said.contains("wrong version number") || said.contains("packet length too long") {
         "the port does not speak TLS; check the port, or unset STRANDLINE_CASSANDRA__TLS"
     } else if said.contains("certificate required") || said.contains("bad certificate") {
-        "the node asks for a client certificate; set STRANDLINE_CASSANDRA__TLS_CERT and STRANDLINE_CASSANDRA__TLS_KEY"
+        CLIENT_CERTIFICATE
     } else {
         "check the settings that begin with STRANDLINE_CASSANDRA__TLS"
     };
@@ -565,23 +443,6 @@ mod tests {
             message(tls(&off)),
             "STRANDLINE_CASSANDRA__TLS_CA: is set, but TLS is off; set STRANDLINE_CASSANDRA__TLS=true as well"
         );
-    }
-
-    #[test]
-    fn only_what_the_server_will_say_again_is_final() {
-        let refused = |error: DbError| {
-            matches!(Failure::from(RequestAttemptError::DbError(error, String::new())), Failure::Refused(_))
-        };
-        assert!(refused(DbError::SyntaxError));
-        assert!(refused(DbError::Invalid));
-        assert!(refused(DbError::Unauthorized));
-        assert!(!refused(DbError::Overloaded));
-        assert!(!refused(DbError::ServerError));
-        assert!(!refused(DbError::IsBootstrapping));
-        // Cassandra's CAS_WRITE_UNKNOWN, which the driver has no name for.
-        assert!(!refused(DbError::Other(0x1700)));
-        let timeout = ExecutionError::RequestTimeout(Duration::from_secs(5));
-        assert!(matches!(Failure::from(timeout), Failure::Unknown(_)));
     }
 
     #[test]

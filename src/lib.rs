@@ -9,6 +9,7 @@ pub mod catalog;
 pub mod cli;
 pub mod demo;
 pub mod http;
+pub mod formats;
 pub mod kafka;
 pub mod service;
 pub mod settings;

@@ -164,9 +164,7 @@ async fn define(settings: &Settings, plan: &Plan, store: &dyn StateStore) -> Res
     }
     // A default that differs between machines is no wish.
     match settings.pipeline.shards {
-        Some(asked) if asked != stored.shards => {
-            Err(ServiceError::OtherShards { name, stored: stored.shards, asked })
-        }
+        Some(asked) if asked != stored.shards => Err(ServiceError::OtherShards { name, stored: stored.shards, asked }),
         _ => Ok(stored.shards),
     }
 }

@@ -123,9 +123,8 @@ impl Telemetry {
         let named = std::env::var_os("OTEL_SERVICE_NAME").is_some_and(|name| !name.is_empty())
             || std::env::var("OTEL_RESOURCE_ATTRIBUTES").is_ok_and(|given| given.contains("service.name="));
         let resource = if named { resource } else { resource.with_service_name("strandline") };
-        let resource = resource
-            .with_attribute(opentelemetry::KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
-            .build();
+        let resource =
+            resource.with_attribute(opentelemetry::KeyValue::new("service.version", env!("CARGO_PKG_VERSION"))).build();
         let provider = SdkTracerProvider::builder().with_span_processor(processor).with_resource(resource).build();
         Ok(Self { provider: Some(provider), counters })
     }
@@ -141,7 +140,9 @@ impl Telemetry {
             && let Err(error) = provider.shutdown_with_timeout(deadline)
         {
             let dropped = self.counters.dropped();
-            tracing::warn!("not all traces were sent within {deadline:?} ({error}); {dropped} spans were dropped in all");
+            tracing::warn!(
+                "not all traces were sent within {deadline:?} ({error}); {dropped} spans were dropped in all"
+            );
         }
     }
 }

@@ -143,6 +143,8 @@ impl Properties {
         for (name, value, _) in RESERVED {
             map.insert((*name).into(), (*value).into());
         }
+        // Only to be refused: without a group nothing can be committed, and librdkafka warns of the mere mention.
+        map.remove("auto.commit.enable");
         if map.get("bootstrap.servers").is_none_or(|servers| servers.trim().is_empty()) {
             return Err(KafkaError::NoServers);
         }
@@ -261,7 +263,7 @@ mod tests {
 
     use std::sync::Arc;
 
-    use super::super::events::Events;
+    use super::super::events::{Events, Voice};
     use super::*;
     use crate::catalog::{OnDataLoss, StartingOffsets};
 
@@ -287,7 +289,7 @@ mod tests {
     }
 
     fn client(properties: &Properties) -> Result<raw::Client, KafkaError> {
-        raw::Client::new(&properties.for_client(64 << 20, 6), Arc::new(Events::new("local", 6)))
+        raw::Client::new(&properties.for_client(64 << 20, 6), Arc::new(Events::new(&Arc::new(Voice::new("local")), 6)))
             .map_err(|refused| properties.explain(refused))
     }
 

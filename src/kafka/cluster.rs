@@ -18,7 +18,7 @@ use crate::settings::KafkaSettings;
 
 use super::client::{KafkaError, Properties};
 use super::columns::Parts;
-use super::events::Events;
+use super::events::{Events, Voice};
 use super::fetcher::{Fetcher, Lease};
 use super::life::Start;
 use super::raw::{Client, Code, Fault, TopicDescription};
@@ -26,8 +26,6 @@ use super::topic_id;
 
 /// The time that one question may take before it is asked again.
 const ASK_TIMEOUT: Duration = Duration::from_secs(3);
-/// What was asked within this time is not asked again when a partition is opened.
-const FRESH: Duration = Duration::from_secs(1);
 /// A topic that the brokers do not know is asked for again for so long: metadata takes a moment to spread.
 const MISSING_AFTER: Duration = Duration::from_secs(2);
 
@@ -51,6 +49,7 @@ struct Known {
 /// Tables that share their clients.
 struct Group {
     properties: Properties,
+    voice: Arc<Voice>,
     asker: Arc<Fetcher>,
     fetchers: Mutex<Vec<Option<Arc<Fetcher>>>>,
 }
@@ -127,8 +126,9 @@ impl Cluster {
                 Some(group) => group,
                 None => {
                     let name = format!("kafka-ask-{}", groups.len());
-                    let asker = Arc::new(fetcher(&properties, settings.fetch_memory, 1, name)?);
-                    groups.push(Group { properties, asker, fetchers: Mutex::default() });
+                    let voice = Arc::new(Voice::new(properties.servers()));
+                    let asker = Arc::new(fetcher(&properties, &voice, settings.fetch_memory, 1, name)?);
+                    groups.push(Group { properties, voice, asker, fetchers: Mutex::default() });
                     groups.len() - 1
                 }
             };
@@ -159,6 +159,10 @@ impl Cluster {
 
     pub(super) fn parts(&self, table: usize) -> Parts {
         Parts { keys: self.tables[table].keys, headers: self.tables[table].headers }
+    }
+
+    pub(super) fn discovery_interval(&self) -> Duration {
+        self.settings.discovery_interval
     }
 
     pub(super) fn servers(&self, table: usize) -> &str {
@@ -198,7 +202,6 @@ impl Cluster {
     ) -> Result<T, SourceError> {
         let servers = self.servers(table);
         let asker = &self.group(table).asker;
-        let refusals = asker.events().refusals();
         let mut pause = Duration::from_millis(100);
         let mut tell_at = Instant::now();
         let mut tell_pause = Duration::from_secs(5);
@@ -207,7 +210,7 @@ impl Cluster {
                 Ok(answer) => return Ok(answer),
                 Err(fault) => fault,
             };
-            if let Some(refusal) = asker.events().refused_since(refusals) {
+            if let Some(refusal) = asker.events().refusal() {
                 return Err(SourceError::Failed(format!("Kafka at {servers} refuses this client: {refusal}")));
             }
             if !passes(fault.code) {
@@ -320,13 +323,14 @@ impl Cluster {
         }
     }
 
-    /// Sees to it that the topic's id is known from a moment ago, if somebody answers.
-    pub(super) async fn refresh(&self, table: usize, partition: &SourcePartition) {
-        // Many partitions are opened at once, and one question serves them all.
+    /// Asks whether a partition is there and still the same, unless its topic was seen less than `age` ago.
+    pub(super) async fn refresh(&self, table: usize, partition: &SourcePartition, age: Duration) -> Existence {
+        // Many partitions ask at once, and one answer serves them all.
         let _turn = self.asking.lock().await;
-        let fresh = lock(&self.known).get(&*partition.topic).is_some_and(|known| known.at.elapsed() < FRESH);
-        if !fresh {
-            self.look_up(table, partition).await;
+        let known = lock(&self.known).get(&*partition.topic).cloned();
+        match known.filter(|known| known.at.elapsed() < age) {
+            Some(_) => self.other_id(partition).map_or(Existence::There, Existence::OtherTopic),
+            None => self.look_up(table, partition).await,
         }
     }
 
@@ -352,7 +356,7 @@ impl Cluster {
         // None yet, or its thread has died.
         let partitions = lock(&self.known).values().map(|known| known.partitions).sum::<usize>();
         let name = format!("kafka-fetch-{slot}");
-        let fetcher = fetcher(&group.properties, self.settings.fetch_memory, partitions, name)
+        let fetcher = fetcher(&group.properties, &group.voice, self.settings.fetch_memory, partitions, name)
             .map_err(|error| SourceError::Failed(error.to_string()))?;
         let fetcher = Arc::new(fetcher);
         let lease = fetcher.open(start);
@@ -373,8 +377,14 @@ fn describe(client: &Arc<Client>, topic: &str) -> Result<TopicDescription, Fault
     }
 }
 
-fn fetcher(properties: &Properties, memory: usize, partitions: usize, name: String) -> Result<Fetcher, KafkaError> {
-    let events = Arc::new(Events::new(properties.servers(), properties.log_level()));
+fn fetcher(
+    properties: &Properties,
+    voice: &Arc<Voice>,
+    memory: usize,
+    partitions: usize,
+    name: String,
+) -> Result<Fetcher, KafkaError> {
+    let events = Arc::new(Events::new(voice, properties.log_level()));
     let listener = Arc::clone(&events);
     let client = Client::new(&properties.for_client(memory, partitions), listener)
         .map_err(|refused| properties.explain(refused))?;

@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use arrow::array::{
-    ArrayRef, BinaryArray, BinaryBuilder, Int64Array, ListBuilder, NullBufferBuilder, RecordBatch, StringBuilder,
-    StructBuilder, TimestampMillisecondArray,
+    ArrayRef, AsArray, BinaryArray, BinaryBuilder, Int64Array, ListBuilder, NullBufferBuilder, RecordBatch,
+    StringBuilder, StructBuilder, TimestampMillisecondArray,
 };
 use arrow::buffer::{Buffer, OffsetBuffer, ScalarBuffer};
 use arrow::datatypes::{DataType, Field, Fields, Schema, SchemaRef, TimeUnit};
 use arrow::error::ArrowError;
 use strandline_actors::ports::raw;
+
+use super::raw::Headers;
 
 /// Which of a record's parts the query uses; the others are never copied.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -41,9 +43,6 @@ pub fn schema(parts: Parts) -> SchemaRef {
     }
     Arc::new(Schema::new(fields))
 }
-
-/// The headers of a record, in their order.
-pub(super) type Headers<'a> = Vec<(String, Option<&'a [u8]>)>;
 
 /// One record, borrowed.
 #[derive(Clone, Debug, Default)]
@@ -89,6 +88,29 @@ impl Binary {
         let offsets = OffsetBuffer::new(ScalarBuffer::from(self.offsets));
         Ok(Arc::new(BinaryArray::try_new(offsets, Buffer::from_vec(self.bytes), self.nulls.finish())?))
     }
+}
+
+/// The size of keys, values and headers of undecoded records.
+pub(super) fn bytes(records: &RecordBatch) -> usize {
+    let spread = |offsets: &[i32]| match offsets {
+        [first, .., last] => usize::try_from(last - first).unwrap_or(0),
+        _ => 0,
+    };
+    let mut bytes = 0;
+    for name in [raw::KEY, raw::VALUE] {
+        if let Some(column) = records.column_by_name(name).and_then(|column| column.as_binary_opt::<i32>()) {
+            bytes += spread(column.value_offsets());
+        }
+    }
+    if let Some(lists) = records.column_by_name(raw::HEADERS).and_then(|column| column.as_list_opt::<i32>()) {
+        let offsets = lists.value_offsets();
+        if let ([first, .., _], Some(headers)) = (offsets, lists.values().as_struct_opt()) {
+            let headers = headers.slice(usize::try_from(*first).unwrap_or(0), spread(offsets));
+            bytes += headers.column(0).as_string_opt::<i32>().map_or(0, |keys| spread(keys.value_offsets()));
+            bytes += headers.column(1).as_binary_opt::<i32>().map_or(0, |values| spread(values.value_offsets()));
+        }
+    }
+    bytes
 }
 
 /// No batch is filled beyond this, whatever limit is asked for: the offsets inside a column have 32 bits. Room is left
@@ -177,7 +199,7 @@ impl Columns {
 mod tests {
     #![allow(clippy::unwrap_used)]
 
-    use arrow::array::{Array, AsArray};
+    use arrow::array::Array;
     use arrow::datatypes::{Int64Type, TimestampMillisecondType};
 
     use super::*;
@@ -233,5 +255,26 @@ mod tests {
         let mut columns = Columns::with_capacity(&schema(ALL), ALL, 1, 16);
         columns.push(&Record { key: Some(b"key"), value: Some(b"value"), headers, ..Record::default() });
         assert_eq!(columns.bytes(), 3 + 5 + 3);
+        assert_eq!(bytes(&columns.finish().unwrap()), 3 + 5 + 3);
+    }
+
+    #[test]
+    fn the_sizes_of_parts_make_up_the_whole() {
+        let records: Vec<_> = (0..10_usize)
+            .map(|i| Record {
+                key: (i % 3 > 0).then_some(&b"0123456789"[..i]),
+                value: (i % 4 > 0).then_some(&b"0123456789"[i..]),
+                headers: (i % 2 > 0).then(|| vec![("key".into(), Some(&b"0123456789"[..i])); i % 5]),
+                ..Record::default()
+            })
+            .collect();
+        let sizes: Vec<usize> = records.iter().map(Record::bytes).collect();
+        let batch = columns(ALL, &records);
+        for from in 0..10 {
+            for until in from..=10 {
+                let part = batch.slice(from, until - from);
+                assert_eq!(bytes(&part), sizes[from..until].iter().sum::<usize>(), "{from}..{until}");
+            }
+        }
     }
 }

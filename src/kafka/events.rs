@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use uuid::Uuid;
@@ -17,9 +17,9 @@ use super::raw::{Code, Listener};
 use super::topic_id;
 
 /// A fault that waiting does not cure.
-#[derive(Clone, Debug)]
+#[derive(Debug)]
 struct Refusal {
-    number: u64,
+    at: Instant,
     text: String,
 }
 
@@ -28,25 +28,51 @@ struct State {
     topics: HashMap<String, Uuid>,
     refusal: Option<Refusal>,
     last_error: Option<String>,
-    last_warned: Option<Instant>,
+}
+
+/// What is said in the log of one cluster, by all its clients together.
+#[derive(Debug)]
+pub(super) struct Voice {
+    cluster: String,
+    away: AtomicBool,
+    warned: Mutex<Option<Instant>>,
+}
+
+/// Faults of single brokers are told at most this often.
+const WARN_EVERY: Duration = Duration::from_secs(60);
+
+/// librdkafka tells a refusal that lasts again after half this time.
+const REFUSAL_LASTS: Duration = Duration::from_secs(60);
+
+impl Voice {
+    pub(super) fn new(cluster: &str) -> Self {
+        Self { cluster: cluster.into(), away: AtomicBool::new(false), warned: Mutex::default() }
+    }
+
+    fn may_warn(&self) -> bool {
+        let mut warned = self.warned.lock().unwrap_or_else(PoisonError::into_inner);
+        let may = warned.is_none_or(|at| at.elapsed() > WARN_EVERY);
+        if may {
+            *warned = Some(Instant::now());
+        }
+        may
+    }
 }
 
 /// The events of one client.
 #[derive(Debug)]
 pub(super) struct Events {
-    cluster: String,
+    voice: Arc<Voice>,
     /// Lines above this level were not asked for by the user.
     log_level: i32,
-    away: AtomicBool,
+    /// No broker answers this client, or they refuse it.
+    troubled: AtomicBool,
     state: Mutex<State>,
 }
 
-/// Other faults of brokers are told at most this often.
-const WARN_EVERY: Duration = Duration::from_secs(60);
-
 impl Events {
-    pub(super) fn new(cluster: &str, log_level: i32) -> Self {
-        Self { cluster: cluster.into(), log_level, away: AtomicBool::new(false), state: Mutex::default() }
+    pub(super) fn new(voice: &Arc<Voice>, log_level: i32) -> Self {
+        Self { voice: Arc::clone(voice), log_level, troubled: AtomicBool::new(false), state: Mutex::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -58,14 +84,22 @@ impl Events {
         self.state().topics.get(topic).copied()
     }
 
-    /// How many refusals there have been, to be given to [`Events::refused_since`].
-    pub(super) fn refusals(&self) -> u64 {
-        self.state().refusal.as_ref().map_or(0, |refusal| refusal.number)
+    /// Whether no broker answers.
+    pub(super) fn troubled(&self) -> bool {
+        self.troubled.load(Ordering::Relaxed)
     }
 
-    /// Why the brokers will not have this client, if they said so after there had been `before` refusals.
-    pub(super) fn refused_since(&self, before: u64) -> Option<String> {
-        self.state().refusal.as_ref().filter(|refusal| refusal.number > before).map(|refusal| refusal.text.clone())
+    /// Why the brokers will not have this client, if that is what they said last.
+    pub(super) fn refusal(&self) -> Option<String> {
+        if !self.troubled() {
+            return None;
+        }
+        let state = self.state();
+        state
+            .refusal
+            .as_ref()
+            .filter(|refusal| refusal.at.elapsed() < REFUSAL_LASTS)
+            .map(|refusal| refusal.text.clone())
     }
 
     /// The last fault of a connection, in librdkafka's words.
@@ -75,8 +109,12 @@ impl Events {
 
     /// A broker has answered.
     pub(super) fn answered(&self) {
-        if self.away.load(Ordering::Relaxed) && self.away.swap(false, Ordering::Relaxed) {
-            tracing::info!(cluster = %self.cluster, "Kafka answers again, reading goes on");
+        if self.troubled() {
+            self.state().refusal = None;
+            self.troubled.store(false, Ordering::Relaxed);
+            if self.voice.away.swap(false, Ordering::Relaxed) {
+                tracing::info!(cluster = %self.voice.cluster, "Kafka answers again, reading goes on");
+            }
         }
     }
 
@@ -122,36 +160,29 @@ impl Listener for Events {
     }
 
     fn error(&self, code: Code, text: &str) {
-        let cluster = self.cluster.as_str();
+        let cluster = self.voice.cluster.as_str();
         match code {
             Code::LOCAL_AUTHENTICATION | Code::SASL_AUTHENTICATION | Code::SSL | Code::FATAL => {
                 let mut state = self.state();
-                let number = state.refusal.as_ref().map_or(1, |last| last.number + 1);
                 let known = state.refusal.as_ref().is_some_and(|last| last.text == text);
-                state.refusal = Some(Refusal { number, text: text.into() });
+                state.refusal = Some(Refusal { at: Instant::now(), text: text.into() });
                 state.last_error = Some(text.into());
                 drop(state);
+                self.troubled.store(true, Ordering::Relaxed);
                 if !known {
                     tracing::error!(cluster, "Kafka refuses this client: {text}");
                 }
             }
             Code::ALL_BROKERS_DOWN => {
-                if !self.away.swap(true, Ordering::Relaxed) {
+                self.troubled.store(true, Ordering::Relaxed);
+                if !self.voice.away.swap(true, Ordering::Relaxed) {
                     let reason = self.last_error().unwrap_or_else(|| text.into());
                     tracing::warn!(cluster, "no Kafka broker answers; waiting until one does: {reason}");
                 }
             }
             _ => {
-                let mut state = self.state();
-                let now = Instant::now();
-                let tell = state.last_error.as_deref() != Some(text)
-                    && state.last_warned.is_none_or(|at| now.duration_since(at) > WARN_EVERY);
-                if tell {
-                    state.last_warned = Some(now);
-                }
-                state.last_error = Some(text.into());
-                drop(state);
-                if tell {
+                self.state().last_error = Some(text.into());
+                if self.voice.may_warn() {
                     tracing::warn!(cluster, "Kafka: {text}");
                 }
             }
@@ -165,9 +196,13 @@ mod tests {
 
     use super::*;
 
+    fn events() -> Events {
+        Events::new(&Arc::new(Voice::new("local")), 6)
+    }
+
     #[test]
     fn the_id_of_a_topic_is_read_off_the_log() {
-        let events = Events::new("local", 6);
+        let events = events();
         let id = Uuid::new_v4();
         let other = Uuid::new_v4();
         let none = topic_id::kafka_form(Uuid::nil());
@@ -193,26 +228,41 @@ mod tests {
     }
 
     #[test]
-    fn refusals_are_told_from_those_before() {
-        let events = Events::new("local", 6);
-        assert_eq!(events.refused_since(events.refusals()), None);
+    fn a_refusal_holds_until_somebody_answers() {
+        let events = events();
+        assert_eq!(events.refusal(), None);
         events.error(Code::SSL, "unknown ca");
-        assert_eq!(events.refused_since(0).as_deref(), Some("unknown ca"));
-        let seen = events.refusals();
-        assert_eq!(events.refused_since(seen), None);
-        events.error(Code::SSL, "unknown ca");
-        assert_eq!(events.refused_since(seen).as_deref(), Some("unknown ca"));
+        assert_eq!(events.refusal().as_deref(), Some("unknown ca"));
+        events.answered();
+        assert_eq!(events.refusal(), None);
+        events.error(Code::LOCAL_AUTHENTICATION, "wrong password");
+        assert_eq!(events.refusal().as_deref(), Some("wrong password"));
     }
 
     #[test]
     fn a_broker_that_is_away_is_no_refusal() {
-        let events = Events::new("local", 6);
+        let events = events();
         events.error(Code::TRANSPORT, "connection refused");
+        assert!(!events.troubled());
         events.error(Code::ALL_BROKERS_DOWN, "1/1 brokers are down");
-        assert_eq!(events.refused_since(0), None);
+        assert!(events.troubled());
+        assert_eq!(events.refusal(), None);
         assert_eq!(events.last_error().as_deref(), Some("connection refused"));
-        assert!(events.away.load(Ordering::Relaxed));
         events.answered();
-        assert!(!events.away.load(Ordering::Relaxed));
+        assert!(!events.troubled());
+    }
+
+    #[test]
+    fn the_clients_of_a_cluster_speak_with_one_voice() {
+        let voice = Arc::new(Voice::new("local"));
+        let clients = [Events::new(&voice, 6), Events::new(&voice, 6)];
+        for client in &clients {
+            client.error(Code::ALL_BROKERS_DOWN, "1/1 brokers are down");
+        }
+        assert!(voice.away.load(Ordering::Relaxed));
+        clients[0].answered();
+        assert!(!voice.away.load(Ordering::Relaxed));
+        assert!(clients[1].troubled(), "the other has heard nothing yet");
+        assert!(voice.may_warn() && !voice.may_warn());
     }
 }

@@ -197,7 +197,7 @@ impl Worker {
         }
         let queue = Queue::waking(&self.client, thread::current())?;
         let from = start.from;
-        let mut opened = Life::new(start, c_topic, queue, &self.client, &self.events);
+        let mut opened = Life::new(start, c_topic, queue, &self.client);
         match self.topics[&partition.0].start(partition.1, from, opened.queue()) {
             Ok(()) => drop(self.active.insert(partition, life)),
             Err(fault) => opened.fail(Trouble::Failed(format!("{}-{}: {fault}", partition.0, partition.1))),

@@ -77,12 +77,10 @@ pub(super) struct Life {
     demand: Option<Demand>,
     /// The usual size of a record, to judge how many to take.
     mean: usize,
-    /// Refusals before this life are not its own.
-    refusals: u64,
 }
 
 impl Life {
-    pub(super) fn new(start: Start, c_topic: CString, queue: Queue, client: &Arc<Client>, events: &Events) -> Self {
+    pub(super) fn new(start: Start, c_topic: CString, queue: Queue, client: &Arc<Client>) -> Self {
         Self {
             schema: columns::schema(start.parts),
             position: start.from,
@@ -95,7 +93,6 @@ impl Life {
             trouble: None,
             demand: None,
             mean: 256,
-            refusals: events.refusals(),
         }
     }
 
@@ -137,9 +134,15 @@ impl Life {
         let answer = match self.gather(demand.limit, client, events) {
             Some(answer) => Some(answer),
             None if demand.since.elapsed() < PROBE_AFTER => None,
-            None => Some(match events.refused_since(self.refusals) {
-                Some(text) => Err(Trouble::Failed(text)),
-                None => Ok(self.batch(self.position, RecordBatch::new_empty(Arc::clone(&self.schema)), 0, client)),
+            // One that has seen the end has been let in.
+            None => Some(match events.refusal().filter(|_| !self.at_end) {
+                Some(text) => Err(Trouble::Failed(format!("the brokers refuse this client: {text}"))),
+                None => {
+                    let records = RecordBatch::new_empty(Arc::clone(&self.schema));
+                    let probe = self.batch(self.position, records, 0, client);
+                    // What was the end need not be the end while nobody answers.
+                    Ok(SourceBatch { end: probe.end.filter(|_| !events.troubled()), ..probe })
+                }
             }),
         };
         match answer {
@@ -159,8 +162,8 @@ impl Life {
     fn gather(&mut self, limit: BatchLimit, client: &Client, events: &Events) -> Option<Answer> {
         let from = self.position;
         let mut columns = None;
-        if self.trouble.is_none() {
-            self.fill(&mut columns, limit);
+        if self.trouble.is_none() && self.fill(&mut columns, limit) {
+            events.answered();
         }
         // After the records were taken: only so does the id that is noted now vouch for them.
         if let (Some(expected), Some(noted)) = (self.start.id, events.topic_id(&self.start.topic))
@@ -172,7 +175,6 @@ impl Life {
         if self.position == from {
             return self.trouble.clone().map(Err);
         }
-        events.answered();
         let (records, bytes) = match columns {
             None => (RecordBatch::new_empty(Arc::clone(&self.schema)), 0),
             Some(columns) => {
@@ -201,21 +203,24 @@ impl Life {
         }
     }
 
-    fn fill(&mut self, columns: &mut Option<Columns>, limit: BatchLimit) {
+    /// Says whether anything came from the brokers.
+    fn fill(&mut self, columns: &mut Option<Columns>, limit: BatchLimit) -> bool {
+        let mut heard = false;
         loop {
             let (rows, bytes) = columns.as_ref().map_or((0, 0), |columns| (columns.rows(), columns.bytes()));
             if rows >= limit.rows || (rows > 0 && bytes >= limit.bytes) {
-                return;
+                return heard;
             }
             if self.messages.len() == 0 {
                 let by_bytes = limit.bytes.saturating_sub(bytes) / self.mean + 1;
                 let most = (limit.rows - rows).min(by_bytes).min(LARGEST_TAKE);
                 if self.messages.take(&self.queue, most) == 0 {
-                    return;
+                    return heard;
                 }
+                heard = true;
             }
             if !self.pour(columns, limit) {
-                return;
+                return heard;
             }
         }
     }
@@ -250,7 +255,8 @@ impl Life {
                     self.told_end = None;
                 }
                 code => {
-                    self.trouble = Some(trouble(code, message.reason()));
+                    let reason = message.reason();
+                    self.fail(trouble(code, reason));
                     all = false;
                     used += 1;
                     break;

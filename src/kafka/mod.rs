@@ -10,7 +10,7 @@
 //! - Brokers that are away are waited for; only a refusal (a wrong password, an unknown authority) is a fault.
 //! - Memory is bounded, whatever the backlog: by a share for each partition in librdkafka and by the limits of a batch.
 //!
-//! `raw` is the only file with `unsafe` code. `life` is one partition from its opening to its closing, `fetcher` the thread
+//! `raw` is the only module with `unsafe` code. `life` is one partition from its opening to its closing, `fetcher` the thread
 //! that serves the lives of one client, `reader` what the partition actor holds, `cluster` what is known of the topics.
 
 mod client;

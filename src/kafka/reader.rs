@@ -41,6 +41,8 @@ pub(super) struct Reader {
     trouble: Option<Trouble>,
     gone_since: Option<Instant>,
     restarts: u32,
+    /// Since when nothing came, or since it was last asked why.
+    quiet_since: Instant,
 }
 
 impl Reader {
@@ -62,6 +64,7 @@ impl Reader {
             trouble: None,
             gone_since: None,
             restarts: 0,
+            quiet_since: Instant::now(),
         })
     }
 
@@ -186,10 +189,22 @@ impl Reader {
         let (batch, rest) = split(batch, limit.rows);
         self.ready = rest;
         self.position = batch.range.until.0;
-        if batch.records.num_rows() > 0 {
+        if !batch.range.is_empty() {
             self.restarts = 0;
+            self.quiet_since = Instant::now();
         }
         batch
+    }
+
+    /// A partition of which nothing is heard may be one that is no more: librdkafka does not say so.
+    async fn look_around(&mut self) {
+        if self.quiet_since.elapsed() > self.cluster.discovery_interval() {
+            self.quiet_since = Instant::now();
+            let existence = self.cluster.refresh(self.table, &self.partition, self.cluster.discovery_interval()).await;
+            if let Existence::Missing(reason) = existence {
+                self.trouble = Some(Trouble::Gone(reason));
+            }
+        }
     }
 }
 
@@ -225,7 +240,13 @@ impl PartitionReader for Reader {
             let answer = self.pending.get_or_insert_with(|| lease.demand(limit)).await;
             self.pending = None;
             match answer {
-                Ok(Ok(batch)) => return Ok(self.hand_out(batch, limit)),
+                Ok(Ok(batch)) => {
+                    if batch.range.is_empty() {
+                        // May be dropped here: an empty batch carries nothing.
+                        self.look_around().await;
+                    }
+                    return Ok(self.hand_out(batch, limit));
+                }
                 Ok(Err(trouble)) => self.trouble = Some(trouble),
                 Err(_) => return Err(self.failed("the thread that fetches has ended")),
             }
@@ -244,20 +265,10 @@ fn split(batch: SourceBatch, rows: usize) -> (SourceBatch, Option<SourceBatch>) 
         .column_by_name(columns_of::OFFSET)
         .and_then(|column| column.as_primitive_opt::<Int64Type>())
         .map_or(batch.range.until.0, |offsets| offsets.value(rows - 1) + 1);
-    // Shared by rows: it bounds what is in flight, and needs no more care than that.
-    let bytes = batch.bytes / total * rows;
-    let first = SourceBatch {
-        range: Range::new(batch.range.from, Offset(last)),
-        records: batch.records.slice(0, rows),
-        bytes,
-        end: batch.end,
-    };
-    let second = SourceBatch {
-        range: Range::new(Offset(last), batch.range.until),
-        records: batch.records.slice(rows, total - rows),
-        bytes: batch.bytes - bytes,
-        end: batch.end,
-    };
+    let part =
+        |range, records: RecordBatch| SourceBatch { range, bytes: columns::bytes(&records), records, end: batch.end };
+    let first = part(Range::new(batch.range.from, Offset(last)), batch.records.slice(0, rows));
+    let second = part(Range::new(Offset(last), batch.range.until), batch.records.slice(rows, total - rows));
     (first, Some(second))
 }
 

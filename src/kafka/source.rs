@@ -1,6 +1,7 @@
 //! The port `Source`, for Kafka.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use strandline_actors::ports::{PartitionReader, Source, SourceError};
@@ -10,8 +11,11 @@ use crate::catalog::{KafkaTopic, StartingOffsets};
 use crate::settings::KafkaSettings;
 
 use super::client::KafkaError;
-use super::cluster::{self, Cluster};
+use super::cluster::{self, Cluster, Existence};
 use super::reader::Reader;
+
+/// What was asked within this time is not asked again when a partition is opened.
+const FRESH: Duration = Duration::from_secs(1);
 
 /// All topics of a pipeline.
 pub struct KafkaSource {
@@ -89,8 +93,7 @@ impl Source for KafkaSource {
 
     async fn open(&self, partition: &SourcePartition, from: Offset) -> Result<Box<dyn PartitionReader>, SourceError> {
         let table = self.table_of(partition)?;
-        self.cluster.refresh(table, partition).await;
-        if let Some(id) = self.cluster.other_id(partition) {
+        if let Existence::OtherTopic(id) = self.cluster.refresh(table, partition, FRESH).await {
             return Err(SourceError::Halt(format!(
                 "{partition} halts at offset {from}: {}",
                 cluster::recreated(partition, id)

@@ -30,7 +30,10 @@ pub const STANDARD_VARIABLES: &[(&str, &str)] = &[
          `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` wins over it.",
     ),
     ("OTEL_EXPORTER_OTLP_HEADERS", "Headers that are sent along, `name=value,...`. Never shown."),
-    ("OTEL_EXPORTER_OTLP_TIMEOUT", "The time that sending one batch of spans may take, in milliseconds. Default 10000."),
+    (
+        "OTEL_EXPORTER_OTLP_TIMEOUT",
+        "The time that sending one batch of spans may take, in milliseconds. Default 10000.",
+    ),
     ("OTEL_SERVICE_NAME", "The service's name in traces. Default `strandline`."),
     ("OTEL_RESOURCE_ATTRIBUTES", "Further attributes of the service in traces, `name=value,...`."),
     (
@@ -84,12 +87,7 @@ pub const SETTINGS: &[Setting] = &[
          or one variable each, such as `STRANDLINE_KAFKA__PROPERTIES__SECURITY_PROTOCOL` for `security.protocol`; in a \
          file a table with quoted names. Those that would break the promises are refused.",
     ),
-    setting(
-        "kafka.discovery_interval",
-        Kind::Duration(100),
-        "30s",
-        "How often new partitions are looked for.",
-    ),
+    setting("kafka.discovery_interval", Kind::Duration(100), "30s", "How often new partitions are looked for."),
     setting(
         "kafka.clients",
         Kind::Count(1, 64),
@@ -115,7 +113,12 @@ pub const SETTINGS: &[Setting] = &[
         "127.0.0.1:9042",
         "Cassandra nodes to ask first, `host:port`, comma-separated. For the store and for tables that are written.",
     ),
-    setting("cassandra.keyspace", Kind::Text, "strandline", "The keyspace of Strandline's own tables. Made if missing."),
+    setting(
+        "cassandra.keyspace",
+        Kind::Text,
+        "strandline",
+        "The keyspace of Strandline's own tables. Made if missing.",
+    ),
     setting(
         "cassandra.replication",
         Kind::Text,
@@ -155,7 +158,12 @@ pub const SETTINGS: &[Setting] = &[
         "Output rows that wait for a checkpoint: from so many on, one is taken early.",
     ),
     setting("batch.rows", Kind::Count(1, MOST), "16384", "Records in one batch at most."),
-    setting("batch.bytes", Kind::Bytes(1), "4MiB", "Payload in one batch at most; a larger record is a batch of its own."),
+    setting(
+        "batch.bytes",
+        Kind::Bytes(1),
+        "4MiB",
+        "Payload in one batch at most; a larger record is a batch of its own.",
+    ),
     setting(
         "in_flight.rows",
         Kind::Count(1, MOST),
@@ -208,7 +216,12 @@ pub const SETTINGS: &[Setting] = &[
         "Where the status page, health and metrics are served; `off` for nowhere. The page needs no password: open it to \
          other machines only where all may see it.",
     ),
-    setting("log.format", Kind::Choice(&["text", "json"]), "text", "How log lines look. The log goes to standard error."),
+    setting(
+        "log.format",
+        Kind::Choice(&["text", "json"]),
+        "text",
+        "How log lines look. The log goes to standard error.",
+    ),
     setting(
         "log.level",
         Kind::Text,

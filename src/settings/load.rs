@@ -254,10 +254,12 @@ impl Reading {
                 (ValueKind::Table(inner), None) if is_section => self.table(&name, inner),
                 _ if is_section => {
                     let place = origin(value);
-                    self.problems.push(format!("`{name}` in {place} is a section: write [{name}] and settings below it"));
+                    self.problems
+                        .push(format!("`{name}` in {place} is a section: write [{name}] and settings below it"));
                 }
                 (ValueKind::Table(_), None) => {
-                    let sections = SETTINGS.iter().filter_map(|setting| Some(setting.name.split_once('.')?.0.to_owned()));
+                    let sections =
+                        SETTINGS.iter().filter_map(|setting| Some(setting.name.split_once('.')?.0.to_owned()));
                     let (place, nearest) = (origin(value), nearest(&name, sections));
                     self.problems.push(format!("[{name}] in {place} is no section; the nearest is [{nearest}]"));
                 }
@@ -318,7 +320,8 @@ fn contradictions(settings: &Settings, problems: &mut Vec<String>) {
         ));
     }
     if pipeline.sql.is_some() && pipeline.sql_file.is_some() {
-        problems.push("STRANDLINE_PIPELINE__SQL and STRANDLINE_PIPELINE__SQL_FILE are both given: leave one out".into());
+        problems
+            .push("STRANDLINE_PIPELINE__SQL and STRANDLINE_PIPELINE__SQL_FILE are both given: leave one out".into());
     }
     let supervision = &settings.supervision;
     if supervision.initial_pause > supervision.max_pause {
@@ -341,9 +344,8 @@ fn contradictions(settings: &Settings, problems: &mut Vec<String>) {
         }
         if name.to_ascii_lowercase() != *name {
             let value = if secret::is_secret(&name.to_ascii_lowercase()) { secret::HIDDEN } else { "..." };
-            problems.push(format!(
-                "the Kafka property `{name}`={value} has capital letters: librdkafka's names have none"
-            ));
+            problems
+                .push(format!("the Kafka property `{name}`={value} has capital letters: librdkafka's names have none"));
         }
     }
     if let Err(error) = tracing_subscriber::EnvFilter::try_new(&settings.log.level) {

@@ -49,7 +49,10 @@ fn nothing_given_means_the_defaults() {
 #[test]
 fn the_environment_wins_over_files_and_later_files_over_earlier_ones() {
     let files = Files::new(&[
-        ("10.toml", "[http]\nlisten = \"127.0.0.1:1\"\n[checkpoint]\ninterval = \"7s\"\n[batch]\nrows = 5\nbytes = 77\n"),
+        (
+            "10.toml",
+            "[http]\nlisten = \"127.0.0.1:1\"\n[checkpoint]\ninterval = \"7s\"\n[batch]\nrows = 5\nbytes = 77\n",
+        ),
         ("20.toml", "[http]\nlisten = \"127.0.0.1:2\"\n[batch]\nrows = 6\n[cassandra]\ntls = true\n"),
         ("notes.txt", "not TOML"),
     ]);

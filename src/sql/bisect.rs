@@ -62,12 +62,14 @@ mod tests {
 
     use super::*;
 
+    type Parts = Vec<(usize, Vec<i64>)>;
+
     fn batch(values: Vec<i64>) -> RecordBatch {
         RecordBatch::try_from_iter([("v", Arc::new(Int64Array::from(values)) as ArrayRef)]).unwrap()
     }
 
     /// Fails if a value is negative; counts its calls.
-    fn halves(rows: RecordBatch) -> (Vec<(usize, Vec<i64>)>, Vec<usize>, usize) {
+    fn halves(rows: RecordBatch) -> (Parts, Vec<usize>, usize) {
         let mut calls = 0;
         let evaluated = evaluate(&rows, |rows| {
             calls += 1;

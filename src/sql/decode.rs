@@ -1,67 +1,49 @@
 //! From the values of records to columns, by the format that the table declares.
 
-use arrow::array::{Array, BinaryArray, RecordBatch, RecordBatchOptions};
+use arrow::array::BinaryArray;
 use arrow::datatypes::SchemaRef;
+use arrow::error::ArrowError;
 
+use super::error::SqlError;
 use super::options::JsonOption;
+use super::statements::SourceTable;
+use crate::formats::json::{Decoded, JsonDecoder, JsonOptions};
 
-/// How the values of a table are decoded.
+/// How the values of a table are decoded: only the columns that are needed.
 #[derive(Clone, Debug)]
 pub(super) struct Decoding {
-    pub(super) schema: SchemaRef,
-    pub(super) all_columns: Vec<String>,
-    pub(super) options: Vec<JsonOption>,
-}
-
-/// What became of values.
-pub(super) struct Decoded {
-    pub(super) rows: RecordBatch,
-    pub(super) good: Vec<u32>,
-    pub(super) bad: Vec<(u32, String)>,
+    columns: SchemaRef,
+    declared: Vec<String>,
+    options: JsonOptions,
 }
 
 /// Decodes values.
-pub(super) struct Decoder {
-    schema: SchemaRef,
-}
+pub(super) struct Decoder(JsonDecoder);
 
 impl Decoding {
+    /// How to decode these columns of a table; fails if that cannot be done.
+    pub(super) fn new(columns: SchemaRef, table: &SourceTable) -> Result<Self, SqlError> {
+        let mut options = JsonOptions::default();
+        for JsonOption { key, value, place } in &table.options.json {
+            options.set(key, value).map_err(|error| SqlError::at(format!("table {}: {error}", table.name), *place))?;
+        }
+        let declared = table.columns.fields().iter().map(|field| field.name().clone()).collect();
+        let decoding = Self { columns, declared, options };
+        match decoding.decoder() {
+            Ok(_) => Ok(decoding),
+            Err(error) => Err(SqlError::at(format!("table {}: {error}", table.name), table.place)),
+        }
+    }
+
+    /// A decoder that has seen nothing yet.
     pub(super) fn decoder(&self) -> Result<Decoder, String> {
-        let _ = (&self.all_columns, &self.options);
-        Ok(Decoder { schema: self.schema.clone() })
+        JsonDecoder::new(self.columns.clone(), &self.declared, &self.options).map(Decoder)
     }
 }
 
 impl Decoder {
-    pub(super) fn decode(&mut self, values: &BinaryArray, kept: &[u32]) -> Result<Decoded, String> {
-        let mut good = Vec::new();
-        let mut bad = Vec::new();
-        let mut batches = Vec::new();
-        for row in kept {
-            let value = values.value(*row as usize);
-            let parsed = serde_json::from_slice::<serde_json::Value>(value).map_err(|e| e.to_string()).and_then(|_| {
-                let mut decoder =
-                    arrow_json::ReaderBuilder::new(self.schema.clone()).build_decoder().map_err(|e| e.to_string())?;
-                decoder.decode(value).map_err(|e| e.to_string())?;
-                decoder.flush().map_err(|e| e.to_string())
-            });
-            match parsed {
-                Ok(Some(batch)) => {
-                    good.push(*row);
-                    batches.push(batch);
-                }
-                Ok(None) => bad.push((*row, "no value".to_owned())),
-                Err(error) => bad.push((*row, error)),
-            }
-        }
-        let rows = if self.schema.fields().is_empty() || batches.is_empty() {
-            let options = RecordBatchOptions::new().with_row_count(Some(good.len()));
-            let columns = self.schema.fields().iter().map(|f| arrow::array::new_empty_array(f.data_type())).collect();
-            RecordBatch::try_new_with_options(self.schema.clone(), columns, &options).map_err(|e| e.to_string())?
-        } else {
-            arrow::compute::concat_batches(&self.schema, &batches).map_err(|e| e.to_string())?
-        };
-        let _ = values.len();
-        Ok(Decoded { rows, good, bad })
+    /// Decodes the values at the indexes `kept`, in that order.
+    pub(super) fn decode(&mut self, values: &BinaryArray, kept: &[u32]) -> Result<Decoded, ArrowError> {
+        self.0.decode(values, kept)
     }
 }

@@ -40,14 +40,15 @@ impl Described<'_> {
         filters.iter().for_each(|filter| line("filter", filter));
         match (&self.shape.grouping, self.state) {
             (Some(grouping), Some(state)) => {
-                for group in &grouping.groups {
-                    line("group by", &self.shape.display(group));
+                // The order counts for the state, so it must show when two descriptions are compared line by line.
+                for (number, group) in grouping.groups.iter().enumerate() {
+                    line("group by", &format!("{}: {}", number + 1, self.shape.display(group)));
                 }
                 if grouping.groups.is_empty() {
                     line("group by", "nothing: one group of everything");
                 }
-                for aggregate in &grouping.aggregates {
-                    line("aggregate", &self.shape.display(aggregate));
+                for (number, aggregate) in grouping.aggregates.iter().enumerate() {
+                    line("aggregate", &format!("{}: {}", number + 1, self.shape.display(aggregate)));
                 }
                 let types = state.fields().iter().map(|field| shown(field.data_type()));
                 line("state", &types.collect::<Vec<_>>().join(", "));

@@ -15,6 +15,15 @@ use crate::catalog::SinkTable;
 
 /// Refuses a sink whose primary key does not go with the query's groups.
 pub(super) fn check(shape: &Shape, sink: &SinkTable) -> Result<(), SqlError> {
+    for (name, expr) in &shape.output {
+        let value = if let Expr::Cast(cast) = expr { &cast.expr } else { expr };
+        if sink.primary_key.contains(name) && matches!(value, Expr::Literal(value, _) if value.is_null()) {
+            return Err(SqlError::new(format!(
+                "column {name} of the primary key of {} would always be NULL: write something into it",
+                sink.name
+            )));
+        }
+    }
     let Some(grouping) = &shape.grouping else { return Ok(()) };
     if sink.primary_key.is_empty() {
         return Ok(());

@@ -320,15 +320,7 @@ impl Builder<'_> {
                 }
             }
         }
-        let names = self.source.columns.fields().iter().map(|field| field.name().clone());
-        let decoding = Decoding {
-            schema: Arc::new(Schema::new(decoded)),
-            all_columns: names.collect(),
-            options: self.source.options.json.clone(),
-        };
-        if let Err(error) = decoding.decoder() {
-            return Err(SqlError::at(format!("table {}: {error}", self.source.name), self.source.place));
-        }
+        let decoding = Decoding::new(Arc::new(Schema::new(decoded)), self.source)?;
         Ok(StagePlan {
             decoding,
             columns: nullable(input),

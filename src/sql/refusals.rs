@@ -186,6 +186,7 @@ impl Check<'_> {
             ),
             TableFactor::Table {
                 name,
+                alias,
                 version,
                 with_ordinality,
                 partitions,
@@ -208,6 +209,11 @@ impl Check<'_> {
                 if !plain {
                     let message = format!("what follows the table {name} is not supported: only its name and an alias");
                     return self.refuse(name.span(), "FROM", message);
+                }
+                if let Some(alias) = alias.as_ref().filter(|alias| !alias.columns.is_empty()) {
+                    let message =
+                        format!("the alias {alias} renames columns, which is not supported: use AS in SELECT");
+                    return self.refuse(alias.name.span, "FROM", message);
                 }
                 if plain_name(name).is_none() {
                     let message = format!("the table name {name} has several parts; declared tables have plain names");

@@ -226,30 +226,31 @@ impl StagePlan {
         let mut batches = Vec::with_capacity(parts.len());
         let mut records = Vec::with_capacity(rows.num_rows());
         let mut settled = vec![false; if self.pipeline.has_filter() { rows.num_rows() } else { 0 }];
-        let mut settle = |row: usize| {
-            if let Some(settled) = settled.get_mut(row) {
-                *settled = true;
-            }
-        };
         for (start, part) in parts {
             for (row, rule) in part.broken {
-                settle(start + row);
+                settle(&mut settled, start + row);
                 bad.push(Bad {
                     row: good[start + row] as usize,
                     reason: format!("breaks rule {}", self.rules[rule].name),
                     policy: self.bad_records,
                 });
             }
+            if rows.num_rows() == part.passed.rows.num_rows() {
+                records.extend_from_slice(good);
+                settled.fill(true);
+                batches.push(part.passed.rows);
+                continue;
+            }
             for row in 0..part.passed.rows.num_rows() {
                 let kept = part.passed.origin(row);
                 let row = start + part.kept.as_ref().map_or(kept, |rows| rows[kept] as usize);
-                settle(row);
+                settle(&mut settled, row);
                 records.push(good[row]);
             }
             batches.push(part.passed.rows);
         }
         for (row, reason) in unevaluated {
-            settle(row);
+            settle(&mut settled, row);
             bad.push(Bad { row: good[row] as usize, reason, policy: self.bad_records });
         }
         let filtered = settled.iter().zip(good).filter(|(settled, _)| !**settled).map(|(_, record)| *record).collect();
@@ -346,6 +347,12 @@ impl Tools {
         let shards = encoder.shards(keys, partial.num_rows(), shards).map_err(failed)?;
         shards.iter().zip(sizes).for_each(|(shard, size)| lanes.processed(*shard, size));
         lanes.send(&partial, &shards).map_err(failed)
+    }
+}
+
+fn settle(settled: &mut [bool], row: usize) {
+    if let Some(settled) = settled.get_mut(row) {
+        *settled = true;
     }
 }
 

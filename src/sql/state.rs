@@ -379,7 +379,9 @@ mod tests {
                 let gone: Vec<_> = rows.into_keys().collect();
                 let encoded = table.encode(&keys(&gone), gone.len()).unwrap();
                 table.remove(&encoded).unwrap();
-                gone.iter().for_each(|name| drop(model.remove(name)));
+                gone.iter().for_each(|name| {
+                    model.remove(name);
+                });
             } else {
                 put(&mut table, &rows.clone().into_iter().collect::<Vec<_>>());
                 model.extend(rows);

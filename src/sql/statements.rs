@@ -18,7 +18,9 @@ use datafusion::logical_expr::{
 };
 use datafusion::prelude::SessionConfig;
 use datafusion::sql::parser::{CreateExternalTable, DFParserBuilder, Statement};
-use datafusion::sql::sqlparser::ast::{Insert, Query, Spanned, Statement as Ast, TableObject};
+use datafusion::sql::sqlparser::ast::{
+    ColumnOption, ColumnOptionDef, Insert, Query, Spanned, Statement as Ast, TableObject,
+};
 use futures::FutureExt;
 
 use super::error::{Place, SqlError, Text};
@@ -152,6 +154,7 @@ impl Reader<'_> {
                 place,
             ));
         }
+        plain_columns(&name, &table, place)?;
         let shown = name.clone();
         let options = options::written(&shown, &std::mem::take(&mut table.options), self.text, place)?;
         let LogicalPlan::Ddl(DdlStatement::CreateExternalTable(planned)) =
@@ -161,6 +164,12 @@ impl Reader<'_> {
         };
         if let Some(column) = planned.column_defaults.keys().next() {
             return Err(SqlError::at(format!("table {name}: DEFAULT of column {column} is not supported"), place));
+        }
+        if planned.constraints.iter().any(|constraint| matches!(constraint, Constraint::Unique(_))) {
+            return Err(SqlError::at(
+                format!("table {name}: UNIQUE is not supported: nothing would check it; a sink has a PRIMARY KEY"),
+                place,
+            ));
         }
         if planned.schema.fields().is_empty() {
             return Err(SqlError::at(format!("table {name} has no columns: declare them"), place));
@@ -359,6 +368,30 @@ fn unsupported(statement: &str, place: Option<Place>) -> SqlError {
         ),
         place,
     )
+}
+
+/// Refuses what DataFusion would pass over in the declaration of a column.
+fn plain_columns(name: &str, table: &CreateExternalTable, place: Option<Place>) -> Result<(), SqlError> {
+    for column in &table.columns {
+        for ColumnOptionDef { option, .. } in &column.options {
+            // The rest of the constraints is judged after planning.
+            let known = matches!(
+                option,
+                ColumnOption::Null
+                    | ColumnOption::NotNull
+                    | ColumnOption::PrimaryKey(_)
+                    | ColumnOption::Unique(_)
+                    | ColumnOption::Default(_)
+                    | ColumnOption::ForeignKey(_)
+                    | ColumnOption::Check(_)
+            );
+            if !known {
+                let message = format!("table {name}: `{option}` of column {} is not supported", column.name);
+                return Err(SqlError::at(message, Place::of(column.name.span).or(place)));
+            }
+        }
+    }
+    Ok(())
 }
 
 /// Plans a statement. Looking up declared tables never waits, so this need not be asynchronous.

@@ -1,7 +1,6 @@
 //! The state store for one machine: an embedded database, one file for each pipeline.
 //!
-//! A call that returns has put its data on the disk, with one exception: segments are put there together with the pointer
-//! that lists them, since until then nobody needs them. The file is locked; one process works with it at a time.
+//! A call that returns has put its data on the disk. The file is locked; one process works with it at a time.
 
 mod file;
 
@@ -17,7 +16,7 @@ use strandline_actors::ports::{CrashNote, DeadLetter, KafkaOffset, Moved, Pipeli
 use strandline_actors::position::{Offset, PartitionKey, SourcePartition};
 use uuid::Uuid;
 
-use crate::stores::local::file::{Durable, File, Trouble};
+use crate::stores::local::file::{File, Trouble};
 
 /// `name`, `definition` (JSON) and `generation` (in decimal) of the pipeline.
 const PIPELINE: TableDefinition<'_, &str, &str> = TableDefinition::new("pipeline");
@@ -110,7 +109,7 @@ impl LocalStore {
 
     async fn read<T: Send + 'static>(
         &self,
-        job: impl Fn(&redb::ReadTransaction) -> Result<T, Trouble> + Send + 'static,
+        job: impl FnOnce(&redb::ReadTransaction) -> Result<T, Trouble> + Send + 'static,
     ) -> Result<T, StoreError> {
         let file = Arc::clone(&self.file);
         blocking(move || file.with(|database| job(&database.begin_read()?))).await
@@ -118,11 +117,10 @@ impl LocalStore {
 
     async fn write<T: Send + 'static>(
         &self,
-        durable: Durable,
-        job: impl Fn(&redb::WriteTransaction) -> Result<T, Trouble> + Send + 'static,
+        job: impl FnOnce(&redb::WriteTransaction) -> Result<T, Trouble> + Send + 'static,
     ) -> Result<T, StoreError> {
         let file = Arc::clone(&self.file);
-        blocking(move || file.write(durable, &job)).await
+        blocking(move || file.write(job)).await
     }
 }
 
@@ -199,14 +197,14 @@ impl StateStore for LocalStore {
         let row = row.clone();
         let text = serde_json::to_string(&row)
             .map_err(|error| StoreError::Fatal(format!("the pipeline cannot be written as JSON: {error}")))?;
-        self.write(Durable::Yes, move |transaction| {
+        self.write(move |transaction| {
             let mut table = transaction.open_table(PIPELINE)?;
             let stored = table.get("definition")?.map(|text| text.value().to_owned());
             match stored {
                 Some(text) => parse("the definition of the pipeline", text.as_bytes()),
                 None => {
                     table.insert("definition", text.as_str())?;
-                    Ok(row.clone())
+                    Ok(row)
                 }
             }
         })
@@ -214,7 +212,7 @@ impl StateStore for LocalStore {
     }
 
     async fn next_generation(&self) -> Result<Generation, StoreError> {
-        self.write(Durable::Yes, |transaction| {
+        self.write(|transaction| {
             let mut table = transaction.open_table(PIPELINE)?;
             let last = table.get("generation")?.map(|text| text.value().to_owned());
             let last: i64 = match last {
@@ -236,7 +234,7 @@ impl StateStore for LocalStore {
     async fn define_start(&self, partition: &SourcePartition, start: Offset) -> Result<Offset, StoreError> {
         let id = partition_id(&partition.key);
         let topic = Arc::clone(&partition.topic);
-        self.write(Durable::Yes, move |transaction| {
+        self.write(move |transaction| {
             let mut table = transaction.open_table(STARTS)?;
             let stored = table.get(id)?.map(|start| start.value().1);
             match stored {
@@ -277,7 +275,7 @@ impl StateStore for LocalStore {
     async fn move_pointer(&self, base: Option<Base>, next: &Pointer) -> Result<Moved, StoreError> {
         let shard = next.shard;
         let bytes = json("a pointer", next)?;
-        self.write(Durable::Yes, move |transaction| {
+        self.write(move |transaction| {
             let mut table = transaction.open_table(POINTERS)?;
             let current: Option<Pointer> = table
                 .get(shard)?
@@ -295,7 +293,7 @@ impl StateStore for LocalStore {
     async fn write_segment(&self, key: &SegmentKey, bytes: &[u8]) -> Result<(), StoreError> {
         let id = segment_id(key);
         let bytes = bytes.to_vec();
-        self.write(Durable::WithTheNext, move |transaction| {
+        self.write(move |transaction| {
             // An empty segment has one empty chunk, which tells it from one that is missing.
             let pieces: Vec<&[u8]> = if bytes.is_empty() { vec![&bytes] } else { bytes.chunks(CHUNK).collect() };
             let mut chunks = transaction.open_table(CHUNKS)?;
@@ -328,7 +326,7 @@ impl StateStore for LocalStore {
 
     async fn delete_segments(&self, keys: &[SegmentKey]) -> Result<(), StoreError> {
         let ids: Vec<SegmentId> = keys.iter().map(segment_id).collect();
-        self.write(Durable::WithTheNext, move |transaction| {
+        self.write(move |transaction| {
             let mut segments = transaction.open_table(SEGMENTS)?;
             let mut chunks = transaction.open_table(CHUNKS)?;
             for id in &ids {
@@ -358,7 +356,7 @@ impl StateStore for LocalStore {
 
     async fn write_kafka_offsets(&self, offsets: &[KafkaOffset], timestamp: i64) -> Result<(), StoreError> {
         let offsets = offsets.to_vec();
-        self.write(Durable::Yes, move |transaction| {
+        self.write(move |transaction| {
             let mut table = transaction.open_table(KAFKA_OFFSETS)?;
             for KafkaOffset { topic, partition, offset } in &offsets {
                 let key = (topic.as_str(), *partition);
@@ -374,7 +372,7 @@ impl StateStore for LocalStore {
 
     async fn write_dead_letters(&self, letters: &[DeadLetter], timestamp: i64) -> Result<(), StoreError> {
         let letters = letters.to_vec();
-        self.write(Durable::Yes, move |transaction| {
+        self.write(move |transaction| {
             let mut table = transaction.open_table(DEAD_LETTERS)?;
             for letter in &letters {
                 let PartitionKey { topic_id, partition } = letter.partition;
@@ -404,7 +402,7 @@ impl StateStore for LocalStore {
     async fn write_crash_note(&self, key: &PartitionKey, note: Option<&CrashNote>) -> Result<(), StoreError> {
         let id = partition_id(key);
         let bytes = note.map(|note| json("a crash note", note)).transpose()?;
-        self.write(Durable::Yes, move |transaction| {
+        self.write(move |transaction| {
             let mut table = transaction.open_table(CRASH_NOTES)?;
             match &bytes {
                 Some(bytes) => table.insert(id, bytes.as_slice())?,

@@ -18,7 +18,7 @@ fn settings(nodes: &str) -> CassandraSettings {
 }
 
 async fn refusal(settings: &CassandraSettings) -> CassandraError {
-    connect(settings).await.err().expect("the connection should have failed")
+    connect(settings).await.expect_err("the connection should have failed")
 }
 
 /// A port on which nobody listens.

@@ -6,7 +6,8 @@ use std::time::Duration;
 
 use futures::future::join_all;
 use scylla::client::session::Session;
-use strandline::cassandra::connect;
+use scylla::statement::{Consistency, SerialConsistency};
+use strandline::cassandra::{connect, prepare_conditional, prepare_serial_read};
 use strandline::settings::{CassandraSettings, Settings, StoreKind, StoreSettings};
 use strandline::stores::cassandra::CassandraStore;
 use strandline_actors::pointer::{Attempt, Content, Epoch, Generation, Pointer, SegmentKey};
@@ -16,7 +17,7 @@ use uuid::Uuid;
 
 use crate::cassandra_connection::server;
 use crate::proxy::Proxy;
-use crate::store_conformance::CassandraPlace;
+use crate::store_places::CassandraPlace;
 
 /// The keyspace that most tests share.
 fn settings() -> CassandraSettings {
@@ -64,6 +65,26 @@ async fn read_again(store: &dyn StateStore) -> Option<Pointer> {
             Err(error) => panic!("{error}"),
         }
     }
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn conditional_writes_are_never_repeated_and_serial_reads_see_them() {
+    let settings = settings();
+    let (session, _) = open(&settings, &unique()).await;
+    let table = format!("{}.generations", settings.keyspace);
+    let cql = format!("UPDATE {table} SET generation = ? WHERE pipeline = ? IF generation = ?");
+    let write = prepare_conditional(&session, &cql).await.unwrap();
+    assert_eq!(write.get_serial_consistency(), Some(SerialConsistency::Serial));
+    assert_eq!(write.get_consistency(), None);
+    let profile = session.get_default_execution_profile_handle().to_profile();
+    assert_eq!(profile.get_consistency(), Consistency::Quorum);
+    assert!(profile.get_speculative_execution_policy().is_none());
+    // The driver's usual policy would repeat even this after some faults.
+    assert!(!write.get_is_idempotent());
+    assert_eq!(format!("{:?}", write.get_retry_policy().unwrap()), "FallthroughRetryPolicy");
+    let cql = format!("SELECT generation FROM {table} WHERE pipeline = ?");
+    let read = prepare_serial_read(&session, &cql).await.unwrap();
+    assert_eq!(read.get_consistency(), Some(Consistency::Serial));
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -5,7 +5,11 @@
 mod cassandra_connection;
 mod cassandra_sink;
 mod cassandra_store;
+mod cassandra_tls;
+mod end_to_end;
 mod kafka_source;
+mod local_store;
 mod proxy;
 mod store_conformance;
+mod store_places;
 mod test_topic;

@@ -5,6 +5,7 @@ use std::time::Duration;
 use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions, NewPartitions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
+use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer, ThreadedProducer};
 use rdkafka::{Offset, TopicPartitionList};
 
@@ -90,9 +91,10 @@ impl TestTopic {
     async fn wait_for(&self, partitions: usize) {
         let name = self.name.clone();
         tokio::task::spawn_blocking(move || {
-            let producer = producer(&[]);
+            // A consumer, since a producer that asks for a topic may create it.
+            let client: BaseConsumer = ClientConfig::new().set("bootstrap.servers", servers()).create().unwrap();
             loop {
-                let metadata = producer.client().fetch_metadata(Some(&name), Duration::from_secs(10)).unwrap();
+                let metadata = client.fetch_metadata(Some(&name), Duration::from_secs(10)).unwrap();
                 let leaders = metadata.topics()[0].partitions().iter().filter(|partition| partition.leader() >= 0);
                 if leaders.count() == partitions {
                     break;

@@ -31,11 +31,18 @@ saved_caches_directory: "$dir/data/saved_caches"
 hints_directory: "$dir/data/hints"
 cdc_raw_directory: "$dir/data/cdc_raw"
 
+# A periodic log loses the last tenth of a second when the process is killed, also of conditional writes: here there is no
+# second replica that has them.
 commitlog_sync: batch
 commitlog_total_space: 512MiB
 memtable_heap_space: 128MiB
 memtable_offheap_space: 128MiB
 auto_snapshot: false
+
+# A small machine may be slow.
+read_request_timeout: 10s
+write_request_timeout: 10s
+cas_contention_timeout: 5s
 YAML
         for setting in "${sets[@]}"; do
             printf '%s: %s\n' "${setting%%=*}" "${setting#*=}"
@@ -45,10 +52,11 @@ YAML
 
 # Without "foreground" Cassandra closes its standard output, which is the log, just before it says that it listens.
 cassandra_command() {
-    local heap options
-    read -ra heap <<<"${CASSANDRA_HEAP_OPTS:--Xms512m -Xmx1g}"
-    mapfile -t options <"$here/lib/cassandra-jvm17.options"
-    command=("$(java17)" "-Dstrandline.instance=$dir" "${heap[@]}" "${options[@]}" -Djava.net.preferIPv4Stack=true
+    local options opens
+    read -ra options <<<"${SERVICES_CASSANDRA_JVM:--Xms512m -Xmx1g} $(archive_options cassandra)"
+    mapfile -t opens <"$here/lib/cassandra-jvm17.options"
+    command=("$(java17)" "-Dstrandline.instance=$dir" "${options[@]}" "${extra_options[@]}" "${opens[@]}"
+        -XX:+UnlockDiagnosticVMOptions -XX:+AllowArchivingWithJavaAgent -Djava.net.preferIPv4Stack=true
         "-javaagent:$(jars cassandra)/jamm-0.4.0.jar" "-Dlogback.configurationFile=$here/lib/cassandra-logback.xml"
         "-Dcassandra.config=file://$dir/cassandra.yaml" "-Dcassandra.storagedir=$dir/data" "-Dcassandra.logdir=$dir"
         -Dcassandra-foreground=yes -Dcassandra.skip_wait_for_gossip_to_settle=0 -Dcassandra.ring_delay_ms=0 -Dcassandra.initial_token=0

@@ -6,12 +6,12 @@
 #   data               kept from start to start
 #   and the configuration, which is written anew at each start
 #
-# The functions work on the global variables kind, dir, port, second_port and sets.
+# The functions work on the global variables kind, dir, port, second_port, sets and extra_options (of Java).
 
 start_timeout=${SERVICES_START_TIMEOUT:-120}
 stop_timeout=${SERVICES_STOP_TIMEOUT:-30}
 
-# One command at a time may change an instance. The server must not inherit the lock, hence each 9>&-.
+# One command at a time may change an instance. The server must not inherit the lock, hence 9>&- (and 8>&- for that of fetch).
 lock_instance() {
     mkdir -p "$dir"
     exec 9>"$dir/lock"
@@ -71,7 +71,7 @@ start_instance() {
     [[ ! -e $dir/server.log ]] || mv "$dir/server.log" "$dir/server.log.1"
 
     # In a session of its own, so that an interrupt from the terminal does not reach the server.
-    (cd "$dir" && exec setsid "${command[@]}" </dev/null >server.log 2>&1 9>&-) &
+    (cd "$dir" && exec setsid "${command[@]}" </dev/null >server.log 2>&1 8>&- 9>&-) &
     pid=$!
     echo "$pid" >"$dir/pid"
     until running_pid >/dev/null || is_gone "$pid"; do sleep 0.05; done

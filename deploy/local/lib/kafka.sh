@@ -39,7 +39,7 @@ PROPERTIES
 
     if [[ ! -e $dir/data/meta.properties ]]; then
         mkdir -p "$dir/data"
-        "$(java17)" -Xmx128m -XX:TieredStopAtLevel=1 "-Dlog4j2.configurationFile=$here/lib/kafka-log4j2.xml" -cp "$(jars kafka)/*" \
+        "$(java17)" -Xmx128m -XX:TieredStopAtLevel=1 $(archive_options kafka) -cp "$(jars kafka)/*" \
             kafka.tools.StorageTool format -t "$(kafka_cluster_id)" -c "$dir/server.properties" >"$dir/format.log" 2>&1 9>&- \
             || { tail -n 20 "$dir/format.log" >&2; fail "kafka could not format $dir/data"; }
     fi
@@ -49,9 +49,9 @@ PROPERTIES
 kafka_cluster_id() { head -c 16 /dev/urandom | base64 | tr '+/' '-_' | tr -d '='; }
 
 kafka_command() {
-    local heap
-    read -ra heap <<<"${KAFKA_HEAP_OPTS:--Xmx512m}"
-    command=("$(java17)" "-Dstrandline.instance=$dir" "${heap[@]}" -Djava.net.preferIPv4Stack=true
+    local options
+    read -ra options <<<"${SERVICES_KAFKA_JVM:--Xmx512m} $(archive_options kafka)"
+    command=("$(java17)" "-Dstrandline.instance=$dir" "${options[@]}" "${extra_options[@]}" -Djava.net.preferIPv4Stack=true
         "-Dlog4j2.configurationFile=$here/lib/kafka-log4j2.xml" -cp "$(jars kafka)/*" kafka.Kafka "$dir/server.properties")
 }
 

@@ -200,7 +200,7 @@ fn count_distinct_of_a_hundred_thousand_values() {
         "{ORDERS} CREATE EXTERNAL TABLE result (b BOOLEAN, n BIGINT, texts BIGINT, PRIMARY KEY (b)) STORED AS TABLE \
          LOCATION 'console://'; INSERT INTO result SELECT b, count(DISTINCT i), count(DISTINCT s) FROM orders GROUP BY b"
     );
-    let value = |i: usize| format!("{{\"b\":{},\"i\":{},\"s\":\"{}\"}}", i % 2 == 0, i / 2, i / 2 % 70_000);
+    let value = |i: usize| format!("{{\"b\":{},\"i\":{},\"s\":\"{}\"}}", i.is_multiple_of(2), i / 2, i / 2 % 70_000);
     let log = log((0..200_000).map(value));
     let mut pipeline = Pipeline::new(&sql, 2, 1);
     for start in (0..200_000).step_by(50_000) {

@@ -85,6 +85,11 @@ fn keys_that_do_not() {
             "SELECT amount, count(*) FROM orders GROUP BY amount",
             &["GROUP BY amount is not determined", "several Float64 values may become one Int64"],
         ),
+        (
+            "item VARCHAR, amount DOUBLE, PRIMARY KEY (item)",
+            "SELECT NULL, amount FROM orders",
+            &["column item of the primary key of revenue would always be NULL"],
+        ),
         ("total VARCHAR PRIMARY KEY, n BIGINT", "SELECT 'x', count(*) FROM orders GROUP BY item", &["GROUP BY item"]),
         ("total BIGINT PRIMARY KEY", "SELECT count(*) FROM orders", &["column total of the primary key"]),
     ] {
@@ -137,4 +142,17 @@ fn rows_without_a_key_are_all_written_in_order() {
     assert_eq!(checkpoint.output.iter().map(|output| output.rows.num_rows()).sum::<usize>(), 20);
     assert_eq!(operator.pending_bytes(), 0);
     operator.restore(Vec::new()).unwrap();
+}
+
+#[test]
+fn columns_that_insert_does_not_name_are_null() {
+    let sql = sql("item VARCHAR, amount DOUBLE, qty BIGINT, PRIMARY KEY (item)", "")
+        .replace("INSERT INTO revenue ", "INSERT INTO revenue (qty, item) SELECT qty * 2, item FROM orders");
+    let output = run_stage(&planned(&sql), &log(["{\"item\":\"a\",\"qty\":4}"]), 1, 0, 1);
+    let rows = &output.lanes[0].rows[0];
+    assert_eq!(format!("{:?}", values(rows, 0)), "[Utf8(\"a\"), Float64(NULL), Int64(8)]");
+    let message = refused(&sql.replace("(qty, item) SELECT qty * 2, item", "(qty) SELECT qty"));
+    assert!(message.contains("column item of the primary key of revenue would always be NULL"), "{message}");
+    let message = refused(&sql.replace("(qty, item) SELECT qty * 2, item", "(qty, thing) SELECT qty, item"));
+    assert!(message.contains("thing"), "{message}");
 }

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod aggregates;
+mod checkpoints;
 mod fingerprints;
 mod harness;
 mod having;

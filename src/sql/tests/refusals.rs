@@ -89,6 +89,7 @@ refuses! {
     from_a_sink: "SELECT k, v FROM result" => 0, "result is a table to write to; only kafka:// tables can be read";
     syntax: "SELECT item, amount FROM orders WHERE qty > 1 2" => 47, "Expected: end of statement, found: 2";
     qualify: "SELECT item, amount FROM orders QUALIFY row_number() OVER () = 1" => 33, "QUALIFY is not supported";
+    renaming_alias: "SELECT a, c FROM orders AS o (a, b, c, d, e)" => 28, "renames columns, which is not supported";
     lateral: "SELECT item, amount FROM orders, LATERAL (SELECT 1)" => 43, "several tables";
 }
 
@@ -146,6 +147,9 @@ fn tables_that_cannot_be() {
         ("a INT", "STORED AS JSON LOCATION ('kafka://a', 'kafka://b')", &["exactly one LOCATION"]),
         ("_offset INT", "STORED AS JSON LOCATION 'kafka://t'", &["_offset is a metadata column"]),
         ("a INT PRIMARY KEY", "STORED AS JSON LOCATION 'kafka://t'", &["no PRIMARY KEY"]),
+        ("a INT COMMENT 'x'", "STORED AS JSON LOCATION 'kafka://t'", &["`COMMENT 'x'` of column a is not supported"]),
+        ("a INT UNIQUE", "STORED AS JSON LOCATION 'kafka://t'", &["UNIQUE is not supported"]),
+        ("a INT, CHECK (a > 1)", "STORED AS JSON LOCATION 'kafka://t'", &["Check constraints are not"]),
         ("a INT DEFAULT 5", "STORED AS JSON LOCATION 'kafka://t'", &["DEFAULT of column a is not supported"]),
         ("", "STORED AS JSON LOCATION 'kafka://t'", &["has no columns"]),
         ("a INT", "STORED AS CQL LOCATION 'cassandra://k/t'", &["needs a PRIMARY KEY", "add PRIMARY KEY (...)"]),

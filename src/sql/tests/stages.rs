@@ -391,3 +391,46 @@ fn a_count_needs_no_column() {
     assert_eq!(total(&output), Counts { processed: 2, dead_lettered: 1, ..Counts::default() });
     assert_eq!(output.lanes.iter().filter(|lane| !lane.rows.is_empty()).count(), 1);
 }
+
+#[test]
+fn structs_and_lists_are_groups() {
+    let sql = "CREATE EXTERNAL TABLE orders (place STRUCT<x BIGINT, y VARCHAR>, tags VARCHAR[]) STORED AS JSON
+          LOCATION 'kafka://orders';
+        CREATE EXTERNAL TABLE result (place STRUCT<x BIGINT, y VARCHAR>, tags VARCHAR[], n BIGINT,
+          PRIMARY KEY (place, tags)) STORED AS TABLE LOCATION 'console://';
+        INSERT INTO result SELECT place, tags, count(*) FROM orders GROUP BY place, tags";
+    let log = log([
+        r#"{"place":{"x":1,"y":"a"},"tags":["s","t"]}"#,
+        r#"{"place":{"x":1,"y":"a"},"tags":["s"]}"#,
+        r#"{"place":{"y":"a","x":1},"tags":["s","t"]}"#,
+        r#"{"place":{"x":1},"tags":[]}"#,
+        r#"{"place":{"x":1,"y":null},"tags":[]}"#,
+        r#"{"tags":null}"#,
+    ]);
+    for shards in 1..4 {
+        let mut pipeline = Pipeline::new(sql, shards, 1);
+        for at in 0..6 {
+            pipeline.batch(0, &log, at, at + 1);
+            pipeline.checkpoint_all();
+            (0..shards).for_each(|shard| pipeline.restart(shard));
+        }
+        let mut counts: Vec<_> = pipeline.rows.values().map(|row| row[2].to_string()).collect();
+        counts.sort();
+        assert_eq!(counts, ["1", "1", "2", "2"]);
+    }
+}
+
+/// What JSON cannot be read into is said when the statements are checked.
+#[test]
+fn json_options_are_checked_with_the_statements() {
+    let refuse = |options: &str| super::harness::refused(&pass_through(options, "SELECT k, v FROM orders"));
+    let message = refuse("OPTIONS ('json.timestamp.unit' 'fortnights')");
+    assert!(
+        message.starts_with("line 1, column ") && message.contains("'seconds', 'millis', 'micros' and 'nanos'"),
+        "{message}"
+    );
+    let message = refuse("OPTIONS ('json.timestamp.unit.w' 'millis')");
+    assert!(message.contains("there is no column \"w\""), "{message}");
+    let message = refuse("OPTIONS ('json.missing' 'panic')");
+    assert!(message.contains("'null' and 'error'"), "{message}");
+}

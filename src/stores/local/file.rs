@@ -1,11 +1,13 @@
 //! The file of a local store: opened once in a process, locked against others, and opened again after the disk failed.
+//!
+//! Writers that come at the same time share one transaction, and so one wait for the disk.
 
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, LazyLock, Mutex, PoisonError, RwLock, Weak};
+use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
-use redb::{Database, DatabaseError, Durability, StorageError, WriteTransaction};
+use redb::{Database, DatabaseError, StorageError, WriteTransaction};
 use strandline_actors::ports::StoreError;
 
 /// What the database may keep in memory.
@@ -18,15 +20,6 @@ const LOCK_PAUSE: Duration = Duration::from_millis(20);
 /// The files that this process has open. A store that is opened while another of the same pipeline is still being let go
 /// of shares its file.
 static OPEN: LazyLock<Mutex<HashMap<PathBuf, Weak<File>>>> = LazyLock::new(Mutex::default);
-
-/// When a transaction has to be on the disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Durable {
-    /// Before the call returns.
-    Yes,
-    /// Together with the next one that has to be.
-    WithTheNext,
-}
 
 /// Why a transaction failed.
 #[derive(Debug)]
@@ -45,11 +38,27 @@ impl<E: Into<redb::Error>> From<E> for Trouble {
     }
 }
 
+/// How the database of a path is opened.
+type Opener = Box<dyn Fn(&Path) -> Result<Database, DatabaseError> + Send + Sync>;
+
+/// What a writer does in a transaction.
+type Run = Box<dyn FnOnce(&WriteTransaction) -> Result<(), Trouble> + Send>;
+
+/// A write that waits for a transaction, and tells its own outcome to whoever wants it.
+struct Write {
+    run: Run,
+    outcome: Arc<Mutex<Option<Result<(), StoreError>>>>,
+}
+
 /// The database file of one pipeline.
 pub(super) struct File {
     path: PathBuf,
+    opener: Opener,
     /// None after it could not be opened again.
     database: RwLock<Option<Database>>,
+    waiting: Mutex<Vec<Write>>,
+    /// Held by the one writer that writes for all who wait.
+    writing: Mutex<()>,
 }
 
 impl std::fmt::Debug for File {
@@ -62,7 +71,7 @@ impl File {
     /// Opens the file and prepares it.
     pub(super) fn open(
         path: &Path,
-        prepare: impl Fn(&Database) -> Result<(), Trouble>,
+        prepare: impl FnOnce(&Database) -> Result<(), Trouble>,
     ) -> Result<Arc<Self>, StoreError> {
         let unusable = |error: std::io::Error| {
             StoreError::Fatal(format!(
@@ -77,12 +86,13 @@ impl File {
             Some(name) => folder.canonicalize().map_err(unusable)?.join(name),
             None => return Err(StoreError::Fatal(format!("{} is not a file", path.display()))),
         };
-        let mut open = OPEN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut open = lock(&OPEN);
         open.retain(|_, file| file.strong_count() > 0);
         let file = match open.get(&path).and_then(Weak::upgrade) {
             Some(file) => file,
             None => {
-                let file = Arc::new(Self { database: RwLock::new(Some(open_database(&path)?)), path: path.clone() });
+                let opener = |path: &Path| Database::builder().set_cache_size(CACHE).create(path);
+                let file = Arc::new(Self::with_opener(path.clone(), Box::new(opener))?);
                 open.insert(path, Arc::downgrade(&file));
                 file
             }
@@ -92,12 +102,17 @@ impl File {
         Ok(file)
     }
 
+    fn with_opener(path: PathBuf, opener: Opener) -> Result<Self, StoreError> {
+        let database = RwLock::new(Some(open_database(&path, &opener)?));
+        Ok(Self { path, opener, database, waiting: Mutex::default(), writing: Mutex::default() })
+    }
+
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
     /// Does something with the database. After a fault of the disk the database takes nothing any more; then it is opened
-    /// again, for those who try again.
+    /// again, for those who try again. Nothing is lost by that: what was acknowledged is on the disk.
     pub(super) fn with<T>(&self, job: impl FnOnce(&Database) -> Result<T, Trouble>) -> Result<T, StoreError> {
         let done = {
             let database = self.database.read().unwrap_or_else(PoisonError::into_inner);
@@ -116,30 +131,62 @@ impl File {
         })
     }
 
-    /// Runs a write transaction.
-    pub(super) fn write<T>(
+    /// Runs a write in a transaction, which is on the disk when this returns. The transaction may hold the writes of
+    /// others, too, so one that fails for a reason of its own must fail before it has written anything.
+    pub(super) fn write<T: Send + 'static>(
         &self,
-        durable: Durable,
-        job: impl FnOnce(&WriteTransaction) -> Result<T, Trouble>,
+        job: impl FnOnce(&WriteTransaction) -> Result<T, Trouble> + Send + 'static,
     ) -> Result<T, StoreError> {
-        self.with(|database| {
-            let mut transaction = database.begin_write()?;
-            match durable {
-                // Opening the file after a crash takes no longer for a large one.
-                Durable::Yes => transaction.set_quick_repair(true),
-                Durable::WithTheNext => transaction.set_durability(Durability::None)?,
+        let (answer, outcome) = (Arc::new(Mutex::new(None)), Arc::new(Mutex::new(None)));
+        let answered = Arc::clone(&answer);
+        let run = Box::new(move |transaction: &WriteTransaction| {
+            *lock(&answered) = Some(job(transaction)?);
+            Ok(())
+        });
+        lock(&self.waiting).push(Write { run, outcome: Arc::clone(&outcome) });
+        {
+            let _turn = lock(&self.writing);
+            // Whoever had the turn before may have written this, too.
+            if lock(&outcome).is_none() {
+                let writes = std::mem::take(&mut *lock(&self.waiting));
+                self.write_all(writes);
             }
-            let answer = job(&transaction)?;
+        }
+        let lost = || StoreError::Unavailable(format!("local store {}: a write broke off", self.path.display()));
+        lock(&outcome).take().unwrap_or_else(|| Err(lost()))?;
+        lock(&answer).take().ok_or_else(lost)
+    }
+
+    fn write_all(&self, writes: Vec<Write>) {
+        let (runs, outcomes): (Vec<_>, Vec<_>) = writes.into_iter().map(|write| (write.run, write.outcome)).unzip();
+        let mut own_faults = Vec::with_capacity(runs.len());
+        let written = self.with(|database| {
+            let mut transaction = database.begin_write()?;
+            // Opening the file after a crash takes no longer for a large one.
+            transaction.set_quick_repair(true);
+            for run in runs {
+                own_faults.push(match run(&transaction) {
+                    Ok(()) => None,
+                    Err(Trouble::Database(error)) => return Err(Trouble::Database(error)),
+                    Err(trouble) => Some(trouble),
+                });
+            }
             transaction.commit()?;
-            Ok(answer)
-        })
+            Ok(())
+        });
+        // Those whose turn did not come before the database failed share its fault.
+        let mut own_faults = own_faults.into_iter();
+        for outcome in outcomes {
+            let own_fault = own_faults.next().flatten().map(|trouble| Err(self.store_error(trouble)));
+            *lock(&outcome) = Some(own_fault.unwrap_or_else(|| written.clone()));
+        }
     }
 
     fn open_again(&self) {
         let mut database = self.database.write().unwrap_or_else(PoisonError::into_inner);
         // Closed first: the lock on the file is its own.
         *database = None;
-        match open_database(&self.path) {
+        match open_database(&self.path, &self.opener) {
             Ok(opened) => *database = Some(opened),
             Err(error) => tracing::error!("the local store cannot be opened again: {error}"),
         }
@@ -163,12 +210,17 @@ impl File {
     }
 }
 
+/// A panic of another writer leaves nothing half done that this code relies on.
+fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// Opens or creates a database file, and waits a moment for the process before to let go of it.
-fn open_database(path: &Path) -> Result<Database, StoreError> {
+fn open_database(path: &Path, opener: &Opener) -> Result<Database, StoreError> {
     let shown = path.display();
     let patience = Instant::now() + LOCK_PATIENCE;
     loop {
-        match Database::builder().set_cache_size(CACHE).create(path) {
+        match opener(path) {
             Ok(database) => return Ok(database),
             Err(DatabaseError::DatabaseAlreadyOpen) if Instant::now() < patience => std::thread::sleep(LOCK_PAUSE),
             Err(DatabaseError::DatabaseAlreadyOpen) => {
@@ -188,5 +240,171 @@ fn open_database(path: &Path) -> Result<Database, StoreError> {
             }
             Err(error) => return Err(StoreError::Fatal(format!("the local store {shown} cannot be opened: {error}"))),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+
+    use std::io;
+    use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+
+    use redb::backends::FileBackend;
+    use redb::{ReadableDatabase, StorageBackend, TableDefinition};
+
+    use super::*;
+
+    const NUMBERS: TableDefinition<'_, u64, u64> = TableDefinition::new("numbers");
+
+    /// A disk that can be told to be full, and that counts how often it was waited for.
+    #[derive(Debug)]
+    struct Disk {
+        file: FileBackend,
+        full: Arc<AtomicBool>,
+        syncs: Arc<AtomicUsize>,
+    }
+
+    impl Disk {
+        fn space(&self) -> io::Result<()> {
+            if self.full.load(Ordering::SeqCst) { Err(io::ErrorKind::StorageFull.into()) } else { Ok(()) }
+        }
+    }
+
+    impl StorageBackend for Disk {
+        fn len(&self) -> io::Result<u64> {
+            self.file.len()
+        }
+        fn read(&self, offset: u64, out: &mut [u8]) -> io::Result<()> {
+            self.file.read(offset, out)
+        }
+        fn set_len(&self, len: u64) -> io::Result<()> {
+            self.space()?;
+            self.file.set_len(len)
+        }
+        fn sync_data(&self) -> io::Result<()> {
+            self.space()?;
+            self.syncs.fetch_add(1, Ordering::SeqCst);
+            self.file.sync_data()
+        }
+        fn write(&self, offset: u64, data: &[u8]) -> io::Result<()> {
+            self.space()?;
+            self.file.write(offset, data)
+        }
+        fn close(&self) -> io::Result<()> {
+            self.file.close()
+        }
+    }
+
+    struct Fixture {
+        file: Arc<File>,
+        full: Arc<AtomicBool>,
+        syncs: Arc<AtomicUsize>,
+    }
+
+    impl Fixture {
+        fn new() -> Self {
+            let (full, syncs) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+            let path = std::env::temp_dir().join(format!("strandline-{}.redb", uuid::Uuid::new_v4()));
+            let (is_full, counter) = (Arc::clone(&full), Arc::clone(&syncs));
+            let opener = move |path: &Path| {
+                let mut options = std::fs::File::options();
+                let file = options.read(true).write(true).create(true).truncate(false).open(path)?;
+                let file = FileBackend::new(file)?;
+                let (full, syncs) = (Arc::clone(&is_full), Arc::clone(&counter));
+                Database::builder().create_with_backend(Disk { file, full, syncs })
+            };
+            Self { file: Arc::new(File::with_opener(path, Box::new(opener)).unwrap()), full, syncs }
+        }
+
+        fn put(&self, key: u64, value: u64) -> Result<(), StoreError> {
+            self.file.write(move |transaction| {
+                transaction.open_table(NUMBERS)?.insert(key, value)?;
+                Ok(())
+            })
+        }
+
+        fn get(&self, key: u64) -> Result<Option<u64>, StoreError> {
+            self.file
+                .with(|database| Ok(database.begin_read()?.open_table(NUMBERS)?.get(key)?.map(|value| value.value())))
+        }
+    }
+
+    impl Drop for Fixture {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.file.path);
+        }
+    }
+
+    #[test]
+    fn a_full_disk_passes() {
+        let fixture = Fixture::new();
+        fixture.put(1, 10).unwrap();
+        fixture.full.store(true, Ordering::SeqCst);
+        for _ in 0..3 {
+            match fixture.put(2, 20) {
+                Err(StoreError::Unavailable(message)) => {
+                    assert!(message.contains("Check the disk and the space on it"), "{message}");
+                }
+                other => panic!("{other:?}"),
+            }
+        }
+        fixture.full.store(false, Ordering::SeqCst);
+        // The one that notices that the disk is back still fails.
+        let _ = fixture.put(3, 30);
+        fixture.put(4, 40).unwrap();
+        assert_eq!(fixture.get(1).unwrap(), Some(10));
+        assert_eq!(fixture.get(4).unwrap(), Some(40));
+    }
+
+    #[test]
+    fn writers_that_wait_share_a_transaction() {
+        let fixture = Fixture::new();
+        fixture.put(0, 0).unwrap();
+        let before = fixture.syncs.load(Ordering::SeqCst);
+        fixture.put(0, 1).unwrap();
+        let alone = fixture.syncs.load(Ordering::SeqCst) - before;
+
+        let turn = lock(&fixture.file.writing);
+        std::thread::scope(|scope| {
+            let before = fixture.syncs.load(Ordering::SeqCst);
+            let writers: Vec<_> = (1..=20)
+                .map(|key| {
+                    scope.spawn({
+                        let fixture = &fixture;
+                        move || fixture.put(key, key)
+                    })
+                })
+                .collect();
+            while lock(&fixture.file.waiting).len() < 20 {
+                std::thread::yield_now();
+            }
+            drop(turn);
+            for writer in writers {
+                writer.join().unwrap().unwrap();
+            }
+            assert_eq!(fixture.syncs.load(Ordering::SeqCst) - before, alone);
+        });
+        for key in 1..=20 {
+            assert_eq!(fixture.get(key).unwrap(), Some(key));
+        }
+    }
+
+    #[test]
+    fn a_write_that_fails_for_its_own_reason_fails_alone() {
+        let fixture = Fixture::new();
+        let turn = lock(&fixture.file.writing);
+        std::thread::scope(|scope| {
+            let good = scope.spawn(|| fixture.put(1, 1));
+            let bad =
+                scope.spawn(|| fixture.file.write(|_| -> Result<(), Trouble> { Err(Trouble::Final("no".into())) }));
+            while lock(&fixture.file.waiting).len() < 2 {
+                std::thread::yield_now();
+            }
+            drop(turn);
+            good.join().unwrap().unwrap();
+            assert!(matches!(bad.join().unwrap(), Err(StoreError::Fatal(message)) if message.ends_with(": no")));
+        });
+        assert_eq!(fixture.get(1).unwrap(), Some(1));
     }
 }

@@ -1,0 +1,3 @@
+//! From the bytes of records to Arrow columns: one module per format.
+
+pub mod json;

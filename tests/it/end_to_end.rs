@@ -1,0 +1,282 @@
+//! The service as its users run it: real processes, real Kafka, real Cassandra, records still arriving, killed at random.
+//! In the end the table and `kafka_offsets` must be what an independent count of the produced records says.
+
+use std::collections::BTreeMap;
+use std::process::{Child, Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use scylla::client::session::Session;
+use scylla::client::session_builder::SessionBuilder;
+use strandline_actors::env::Pipeline;
+use strandline_actors::message::Target;
+use strandline_actors::run::Outcome;
+
+use crate::test_topic::{Sent, TestTopic, producer, send, servers};
+
+const PARTITIONS: i32 = 6;
+
+/// What the produced records add up to, by item.
+type Truth = BTreeMap<String, (i64, i64)>;
+
+/// Produces orders until it is told to stop, and keeps count by itself.
+struct Shop {
+    stop: Arc<AtomicBool>,
+    produced: Arc<AtomicU64>,
+    truth: Arc<Mutex<Truth>>,
+    thread: std::thread::JoinHandle<[i64; PARTITIONS as usize]>,
+}
+
+impl Shop {
+    /// Opens with a backlog, then adds so many records a second.
+    fn open(topic: &str, backlog: u64, rate: u64) -> Self {
+        let (stop, produced, truth) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default(), Arc::default());
+        let thread = std::thread::spawn({
+            let (topic, stop, produced) = (topic.to_owned(), Arc::clone(&stop), Arc::clone(&produced));
+            let truth: Arc<Mutex<Truth>> = Arc::clone(&truth);
+            move || {
+                let producer = producer(&[("compression.type", "lz4")]);
+                let mut ends = [0i64; PARTITIONS as usize];
+                let begun = Instant::now();
+                let mut state = 0x2545_F491_4F6C_DD1Du64;
+                let mut number = 0u64;
+                while !stop.load(Ordering::SeqCst) {
+                    if number >= backlog + begun.elapsed().as_millis() as u64 * rate / 1000 {
+                        std::thread::yield_now();
+                        continue;
+                    }
+                    state ^= state << 13;
+                    state ^= state >> 7;
+                    state ^= state << 17;
+                    // Skewed: half of the records are of one item, and one partition gets a third of them.
+                    let item = if state % 2 == 0 { 0 } else { state / 2 % 500 };
+                    let partition = (if state / 8 % 3 == 0 { 0 } else { state / 64 % PARTITIONS as u64 }) as i32;
+                    let qty = (state / 1024 % 9) as i64;
+                    let value = format!(r#"{{"user_id":"u{number}","item":"item-{item}","qty":{qty},"note":"x"}}"#);
+                    let sent = Sent { key: None, value: Some(value.as_bytes()), headers: None };
+                    send(&producer, &topic, partition, sent);
+                    ends[partition as usize] += 1;
+                    number += 1;
+                    if qty > 0 {
+                        let mut truth = truth.lock().unwrap();
+                        let sum = truth.entry(format!("item-{item}")).or_default();
+                        *sum = (sum.0 + 1, sum.1 + qty);
+                    }
+                    produced.store(number, Ordering::SeqCst);
+                }
+                rdkafka::producer::Producer::flush(&producer, Duration::from_secs(60)).unwrap();
+                ends
+            }
+        });
+        Self { stop, produced, truth, thread }
+    }
+
+    fn close(self) -> (Truth, [i64; PARTITIONS as usize]) {
+        self.stop.store(true, Ordering::SeqCst);
+        let ends = self.thread.join().unwrap();
+        let truth = self.truth.lock().unwrap().clone();
+        (truth, ends)
+    }
+}
+
+/// One pipeline of one test: its topic, its keyspace, and how its service is started.
+struct Stand {
+    topic: TestTopic,
+    keyspace: String,
+    session: Session,
+    node: String,
+}
+
+impl Stand {
+    async fn new() -> Self {
+        let node = std::env::var("TEST_CASSANDRA")
+            .expect("TEST_CASSANDRA is not set: the tests need a real Cassandra, start them with tests/run");
+        let session = SessionBuilder::new().known_node(&node).build().await.unwrap();
+        let keyspace = format!("e2e_{}", uuid::Uuid::new_v4().simple());
+        let replication = "{'class': 'SimpleStrategy', 'replication_factor': 1}";
+        let create = format!("CREATE KEYSPACE {keyspace} WITH replication = {replication}");
+        session.query_unpaged(create, ()).await.unwrap();
+        let topic = TestTopic::create("orders", PARTITIONS, &[]).await;
+        Self { topic, keyspace, session, node }
+    }
+
+    fn sql(&self) -> String {
+        format!(
+            "CREATE EXTERNAL TABLE orders (user_id VARCHAR, item VARCHAR, qty BIGINT)
+               STORED AS JSON LOCATION 'kafka://{topic}';
+             CREATE EXTERNAL TABLE totals (item VARCHAR, n BIGINT, total BIGINT, PRIMARY KEY (item))
+               STORED AS CQL LOCATION 'cassandra://{keyspace}/totals' OPTIONS ('sink.create' 'true');
+             INSERT INTO totals SELECT item, count(*), sum(qty) FROM orders WHERE qty > 0 GROUP BY item;",
+            topic = self.topic.name,
+            keyspace = self.keyspace,
+        )
+    }
+
+    fn environment(&self) -> Vec<(String, String)> {
+        let settings = [
+            ("PIPELINE__NAME", "totals".to_owned()),
+            ("PIPELINE__SQL", self.sql()),
+            ("PIPELINE__SHARDS", "2".to_owned()),
+            ("KAFKA__BOOTSTRAP_SERVERS", servers()),
+            ("STORE__KIND", "cassandra".to_owned()),
+            ("CASSANDRA__NODES", self.node.clone()),
+            ("CASSANDRA__KEYSPACE", self.keyspace.clone()),
+            ("CHECKPOINT__INTERVAL", "300ms".to_owned()),
+            ("HTTP__LISTEN", "127.0.0.1:0".to_owned()),
+        ];
+        settings.into_iter().map(|(name, value)| (format!("STRANDLINE_{name}"), value)).collect()
+    }
+
+    fn start(&self) -> Child {
+        Command::new(env!("CARGO_BIN_EXE_strandline"))
+            .arg("run")
+            .envs(self.environment())
+            .stdin(Stdio::null())
+            .spawn()
+            .unwrap()
+    }
+
+    /// What `kafka_offsets` says, as anyone would read it.
+    async fn offsets(&self) -> BTreeMap<i32, i64> {
+        let read = format!(
+            "SELECT partition, offset FROM {}.kafka_offsets WHERE pipeline = 'totals' AND topic = '{}'",
+            self.keyspace, self.topic.name
+        );
+        // The table is made by the service's first start.
+        let Ok(rows) = self.session.query_unpaged(read, ()).await else { return BTreeMap::new() };
+        let rows = rows.into_rows_result().unwrap();
+        rows.rows::<(i32, i64)>().unwrap().map(|row| row.unwrap()).collect()
+    }
+
+    async fn committed(&self) -> i64 {
+        self.offsets().await.values().sum()
+    }
+
+    async fn table(&self) -> Truth {
+        let read = format!("SELECT item, n, total FROM {}.totals", self.keyspace);
+        let rows = self.session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
+        rows.rows::<(String, i64, i64)>().unwrap().map(|row| row.unwrap()).map(|row| (row.0, (row.1, row.2))).collect()
+    }
+
+    /// Waits until everything is committed, and compares.
+    async fn settle(&self, truth: &Truth, ends: &[i64; PARTITIONS as usize]) {
+        let ends: BTreeMap<i32, i64> = (0..).zip(ends.iter().copied()).collect();
+        until("everything is committed", Duration::from_secs(120), async || self.offsets().await == ends).await;
+        assert_eq!(&self.table().await, truth);
+    }
+
+    async fn drop(self) {
+        self.session.query_unpaged(format!("DROP KEYSPACE {}", self.keyspace), ()).await.unwrap();
+    }
+}
+
+async fn until(what: &str, patience: Duration, condition: impl AsyncFn() -> bool) {
+    let begun = Instant::now();
+    while !condition().await {
+        assert!(begun.elapsed() < patience, "waited {patience:?} in vain until {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+fn signal(child: &Child, signal: &str) {
+    let sent = Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status().unwrap();
+    assert!(sent.success());
+}
+
+/// Kills the service again and again, each time with records unread and at least one commit since the last time.
+async fn killed_again_and_again(kills: u32, by: &str) {
+    let stand = Stand::new().await;
+    let shop = Shop::open(&stand.topic.name, 100_000, 4_000);
+    for kill in 0..kills {
+        let before = stand.committed().await;
+        let mut child = stand.start();
+        let what = format!("a commit before kill {kill}");
+        until(&what, Duration::from_secs(60), async || stand.committed().await > before).await;
+        // At any moment between two checkpoints.
+        let moment = u64::from(kill) * 7_919 % 400;
+        tokio::time::sleep(Duration::from_millis(moment)).await;
+        let unread = shop.produced.load(Ordering::SeqCst) as i64 - stand.committed().await;
+        assert!(unread > 0, "nothing was unread at kill {kill}");
+        assert!(child.try_wait().unwrap().is_none(), "the service ended by itself before kill {kill}");
+        signal(&child, by);
+        let status = child.wait().unwrap();
+        if by == "TERM" {
+            assert_eq!(status.code(), Some(0), "a service that was told to stop ends well");
+        }
+    }
+    let mut child = stand.start();
+    let (truth, ends) = shop.close();
+    stand.settle(&truth, &ends).await;
+    signal(&child, "TERM");
+    assert_eq!(child.wait().unwrap().code(), Some(0));
+    // The last checkpoint changes nothing.
+    stand.settle(&truth, &ends).await;
+    stand.drop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_ten_times_no_row_is_lost_or_counted_twice() {
+    killed_again_and_again(10, "KILL").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn stopped_ten_times_no_row_is_lost_or_counted_twice() {
+    killed_again_and_again(10, "TERM").await;
+}
+
+/// A panic in each of the four actors, twice, while it runs.
+#[tokio::test(flavor = "multi_thread")]
+async fn panics_in_every_actor_change_nothing() {
+    let stand = Stand::new().await;
+    let shop = Shop::open(&stand.topic.name, 50_000, 4_000);
+    let given = stand.environment().into_iter().map(|(name, value)| (name.into(), value.into()));
+    let settings = strandline::settings::load(&[], given).unwrap().settings;
+    let opened = strandline::service::open(&settings).await.unwrap();
+    let pipeline: Arc<Pipeline> = opened.pipeline;
+    let (begun, handle) = std::sync::mpsc::channel();
+    let running = std::thread::spawn(move || {
+        strandline::service::run_to_end(pipeline, 2, |handle| begun.send(handle).unwrap())
+    });
+    let handle = handle.recv().unwrap();
+    let restarts = |of: &str| {
+        let board = handle.board().snapshot();
+        match of {
+            "supervisor" => board.supervisor.restarts,
+            "committer" => board.committer.actor.restarts,
+            "aggregation" => board.shards.values().map(|shard| shard.actor.restarts).sum(),
+            _ => board.partitions.values().map(|partition| partition.actor.restarts).sum(),
+        }
+    };
+    until("something is committed", Duration::from_secs(60), async || stand.committed().await > 0).await;
+    for round in 0..2 {
+        for (kind, target) in [
+            ("partition", Target::Partition(round)),
+            ("aggregation", Target::Shard(round)),
+            ("committer", Target::Committer),
+            ("supervisor", Target::Supervisor),
+        ] {
+            let (before, committed) = (restarts(kind), stand.committed().await);
+            let others: BTreeMap<i32, u64> =
+                handle.board().snapshot().partitions.values().map(|p| (p.partition, p.actor.incarnation)).collect();
+            handle.crash(target);
+            let what = format!("{kind} restarts");
+            until(&what, Duration::from_secs(30), async || restarts(kind) > before).await;
+            if kind == "partition" {
+                let board = handle.board().snapshot();
+                let changed =
+                    board.partitions.values().filter(|p| others.get(&p.partition) != Some(&p.actor.incarnation)).count();
+                assert!(changed <= 1, "the panic of one partition started {changed} again");
+            }
+            let what = format!("something is committed after the panic of {kind}");
+            until(&what, Duration::from_secs(60), async || stand.committed().await > committed).await;
+        }
+    }
+    let (truth, ends) = shop.close();
+    stand.settle(&truth, &ends).await;
+    handle.stop();
+    let outcome = tokio::task::spawn_blocking(move || running.join().unwrap()).await.unwrap();
+    assert_eq!(outcome, Outcome::Stopped);
+    stand.settle(&truth, &ends).await;
+    stand.drop().await;
+}
