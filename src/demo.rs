@@ -180,14 +180,21 @@ fn stage(given: &Loaded, arguments: &DemoArguments, telemetry: &Telemetry) -> Re
     let mut directing = None;
     let outcome = run_to_end(pipeline, settings.threads(), |handle| {
         let _ = scene.pipeline.set(handle.clone());
-        let begun =
-            Begun { running: Box::new(handle.clone()), shards, description: plan.description.clone(), sink: Box::new(|| None) };
+        let begun = Begun {
+            running: Box::new(handle.clone()),
+            shards,
+            description: plan.description.clone(),
+            sink: Box::new(|| None),
+        };
         shown.begin(begun);
-        let director = Director { handle, stage: Arc::clone(&scene), store, shards, shop, duration: arguments.duration };
+        let director =
+            Director { handle, stage: Arc::clone(&scene), store, shards, shop, duration: arguments.duration };
         directing = Some(io.spawn(director.direct(signals)));
     });
     let verdict = match (outcome, directing) {
-        (Outcome::Stopped, Some(directing)) => io.block_on(directing).map_err(Failure::failed)?.map_err(Failure::failed)?,
+        (Outcome::Stopped, Some(directing)) => {
+            io.block_on(directing).map_err(Failure::failed)?.map_err(Failure::failed)?
+        }
         (Outcome::Stopped, None) => return Err(Failure::failed("the pipeline ended before it began")),
         (Outcome::SteppedDown(why) | Outcome::Failed(why), _) => {
             return Err(Failure::failed(format!("the pipeline did not get through the demo: {why}")));

@@ -58,7 +58,8 @@ fn report(given: &Loaded, plan: &Plan) -> String {
     places.retain(|place| !place.starts_with("STRANDLINE_"));
     places.sort_unstable();
     places.dedup();
-    let from = if places.is_empty() { "the environment".to_owned() } else { places.join(", ") + " and the environment" };
+    let from =
+        if places.is_empty() { "the environment".to_owned() } else { places.join(", ") + " and the environment" };
     let _ = writeln!(text, "The settings are right; {} of them are given, by {from}", given.given.len());
     text
 }

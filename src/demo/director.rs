@@ -72,7 +72,14 @@ impl Kills {
     }
 
     /// What to kill now. `up` says that all actors work.
-    fn look(&mut self, at: Duration, now: Instant, deaths: &BTreeMap<&str, u64>, up: bool, forever: bool) -> Option<Target> {
+    fn look(
+        &mut self,
+        at: Duration,
+        now: Instant,
+        deaths: &BTreeMap<&str, u64>,
+        up: bool,
+        forever: bool,
+    ) -> Option<Target> {
         let died = deaths.get(self.kind()).copied().unwrap_or_default();
         match self.pending {
             Some((_, before)) if died > before => {
@@ -272,8 +279,8 @@ fn actors(board: &Snapshot) -> impl Iterator<Item = (&'static str, String, &Acto
     let one = |kind: &'static str, actor| std::iter::once((kind, kind.to_owned(), actor));
     let shards = board.shards.iter().map(|(shard, status)| (KINDS[1], format!("aggregation {shard}"), &status.actor));
     let partitions = board.partitions.values();
-    let partitions = partitions
-        .map(|status| (KINDS[0], format!("partition {}-{}", status.topic, status.partition), &status.actor));
+    let partitions =
+        partitions.map(|status| (KINDS[0], format!("partition {}-{}", status.topic, status.partition), &status.actor));
     one(KINDS[3], &board.supervisor).chain(one(KINDS[2], &board.committer.actor)).chain(shards).chain(partitions)
 }
 

@@ -45,10 +45,9 @@ pub(super) fn problems(board: &Snapshot, stall: Duration, since: Duration) -> Ve
         }
         let fault = board.committer.last_fault.as_ref().map(|fault| format!(": {fault}")).unwrap_or_default();
         match status.committed {
-            Some(at) if at.elapsed() > stall => problems.push(format!(
-                "aggregation {shard} has committed nothing for {}{fault}",
-                seconds(at.elapsed())
-            )),
+            Some(at) if at.elapsed() > stall => {
+                problems.push(format!("aggregation {shard} has committed nothing for {}{fault}", seconds(at.elapsed())))
+            }
             None if since > stall => {
                 problems.push(format!("aggregation {shard} has committed nothing since the start{fault}"));
             }

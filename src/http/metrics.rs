@@ -142,9 +142,11 @@ impl Measured {
         let all = self.shards();
         let each = || all.iter().map(|(labels, status)| (labels.clone(), *status));
         families.gauges("shard_keys", "Keys in its state", each().map(|(l, s)| (l, s.keys as i64)))?;
-        families.gauges("shard_state_bytes", "About how much memory its state takes", each().map(|(l, s)| {
-            (l, s.bytes as i64)
-        }))?;
+        families.gauges(
+            "shard_state_bytes",
+            "About how much memory its state takes",
+            each().map(|(l, s)| (l, s.bytes as i64)),
+        )?;
         families.gauges("shard_epoch", "The epoch of its last checkpoint", each().map(|(l, s)| (l, s.epoch.0)))?;
         families.gauges(
             "shard_checkpoint_duration_seconds",

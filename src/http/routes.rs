@@ -198,9 +198,7 @@ async fn resume_partition(
     let board = shown.board();
     let named = |halted: bool| {
         board.partitions.iter().find(|(_, status)| {
-            status.topic == topic
-                && status.partition == partition
-                && (status.actor.life == Life::Halted) == halted
+            status.topic == topic && status.partition == partition && (status.actor.life == Life::Halted) == halted
         })
     };
     let found = named(true).or_else(|| named(false)).map(|(key, _)| ActorId::Partition(*key));

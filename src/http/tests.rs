@@ -313,10 +313,7 @@ fn halted_actors_are_resumed_by_name() {
     assert_eq!(served.post("/api/resume/partition/orders/1", ""), (200, "resumed\n".into()));
     assert_eq!(served.post("/api/resume/partition/orders/9", "").0, 404);
     assert_eq!(served.post("/api/resume/shard/9", "").0, 404);
-    assert_eq!(
-        *painted.resumed.lock().unwrap(),
-        [ActorId::Shard(1), ActorId::Shard(1), ActorId::Partition(key(1))]
-    );
+    assert_eq!(*painted.resumed.lock().unwrap(), [ActorId::Shard(1), ActorId::Shard(1), ActorId::Partition(key(1))]);
 }
 
 #[test]
@@ -353,11 +350,13 @@ fn pages_of_other_sites_can_ask_for_nothing() {
 fn addresses_that_cannot_be_used_name_the_setting() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let listen = taken.local_addr().unwrap().to_string();
-    let start = |listen: &str| {
-        Server::start(listen, Arc::new(Shown::new("orders", STALL, telemetry::Counters::default())))
-    };
+    let start =
+        |listen: &str| Server::start(listen, Arc::new(Shown::new("orders", STALL, telemetry::Counters::default())));
     let error = start(&listen).unwrap_err().to_string();
-    assert!(error.starts_with(&format!("the address {listen} for the status page is in use by another program")), "{error}");
+    assert!(
+        error.starts_with(&format!("the address {listen} for the status page is in use by another program")),
+        "{error}"
+    );
     assert!(error.contains("STRANDLINE_HTTP__LISTEN"), "{error}");
     let error = start("192.0.2.1:8080").unwrap_err().to_string();
     assert!(error.starts_with("STRANDLINE_HTTP__LISTEN is `192.0.2.1:8080`"), "{error}");

@@ -235,9 +235,8 @@ async fn panics_in_every_actor_change_nothing() {
     let opened = strandline::service::open(&settings).await.unwrap();
     let pipeline: Arc<Pipeline> = opened.pipeline;
     let (begun, handle) = std::sync::mpsc::channel();
-    let running = std::thread::spawn(move || {
-        strandline::service::run_to_end(pipeline, 2, |handle| begun.send(handle).unwrap())
-    });
+    let running =
+        std::thread::spawn(move || strandline::service::run_to_end(pipeline, 2, |handle| begun.send(handle).unwrap()));
     let handle = handle.recv().unwrap();
     let restarts = |of: &str| {
         let board = handle.board().snapshot();
@@ -264,8 +263,11 @@ async fn panics_in_every_actor_change_nothing() {
             until(&what, Duration::from_secs(30), async || restarts(kind) > before).await;
             if kind == "partition" {
                 let board = handle.board().snapshot();
-                let changed =
-                    board.partitions.values().filter(|p| others.get(&p.partition) != Some(&p.actor.incarnation)).count();
+                let changed = board
+                    .partitions
+                    .values()
+                    .filter(|p| others.get(&p.partition) != Some(&p.actor.incarnation))
+                    .count();
                 assert!(changed <= 1, "the panic of one partition started {changed} again");
             }
             let what = format!("something is committed after the panic of {kind}");
