@@ -32,7 +32,7 @@ use shop::{Books, Shop, TOPIC};
 /// What the demo runs. Amounts are decimals, so that equal means equal.
 const SQL: &str = "\
 CREATE EXTERNAL TABLE orders (user_id VARCHAR, item VARCHAR, amount DECIMAL(12, 2), qty BIGINT, ts TIMESTAMP)
-  STORED AS JSON LOCATION 'kafka://orders' OPTIONS ('json.timestamp.unit' 'milliseconds');
+  STORED AS JSON LOCATION 'kafka://orders' OPTIONS ('json.timestamp.unit' 'millis');
 
 CREATE EXTERNAL TABLE totals (item VARCHAR, orders BIGINT, pieces BIGINT, amount DECIMAL(28, 2), PRIMARY KEY (item))
   STORED AS BLACKHOLE LOCATION 'blackhole://';
