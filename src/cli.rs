@@ -1,20 +1,73 @@
-//! The command line.
+//! The command line: reads it, does what it says, and tells the outcome by the exit code and, if something went wrong, by
+//! a sentence on standard error.
 
+mod check;
+mod run;
+
+use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Parser, Subcommand};
 
-use crate::settings::{self, Loaded, SettingsError};
+use crate::cassandra::CassandraError;
+use crate::demo::{self, DemoArguments};
+use crate::http::HttpError;
+use crate::kafka::KafkaError;
+use crate::service::ServiceError;
+use crate::settings::{self, Loaded, SettingsError, files, load};
+use crate::sinks::SinkOpenError;
+use crate::stores::OpenError;
+use crate::telemetry::TelemetryError;
+
+pub(crate) use run::Signals;
+
+/// Reads Kafka, runs a SQL pipeline, and keeps offsets and state in Cassandra, so that nothing is lost or counted twice.
+#[derive(Debug, Parser)]
+#[command(
+    name = "strandline",
+    version,
+    after_help = "Settings are environment variables STRANDLINE_SECTION__NAME; `strandline settings` lists them all.\n\n\
+                  Exit codes: 0 all went well; 1 it could not go on, starting again may help; 2 what was given is wrong, \
+                  starting again changes nothing; 75 another process took the pipeline over."
+)]
+struct CommandLine {
+    /// A TOML file with settings, or a folder of them; may be repeated. Without it, /etc/strandline/*.toml and
+    /// config/*.toml are read. The environment wins over all files.
+    #[arg(long, global = true, value_name = "PATH")]
+    config: Vec<PathBuf>,
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Checks the settings and the statements, and shows what would be read, computed, written and kept.
+    Check {
+        /// Also checks that Kafka, the store and the tables that are written answer. Changes nothing there.
+        #[arg(long)]
+        connect: bool,
+    },
+    /// Runs the pipeline until SIGTERM or SIGINT.
+    Run,
+    /// Shows it all in one process, with an embedded Kafka and an embedded store, while its actors are killed.
+    Demo(DemoArguments),
+    /// Lists all settings.
+    Settings {
+        /// As a TOML file with the defaults.
+        #[arg(long)]
+        toml: bool,
+    },
+}
 
 /// What the process says to whoever started it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Exit {
     /// All went well.
     Done,
-    /// It could not go on.
+    /// It could not go on; starting again may help.
     Failed,
-    /// The settings, the statements or the command line are wrong.
+    /// What was given is wrong; starting again changes nothing.
     Usage,
     /// Another process took the pipeline over.
     SteppedDown,
@@ -51,10 +104,114 @@ impl Failure {
     pub fn failed(message: impl ToString) -> Self {
         Self { exit: Exit::Failed, message: message.to_string() }
     }
+
+    fn of(may_pass: bool, message: impl ToString) -> Self {
+        if may_pass { Self::failed(message) } else { Self::usage(message) }
+    }
 }
 
 impl From<SettingsError> for Failure {
     fn from(error: SettingsError) -> Self {
         Self::usage(error)
     }
+}
+
+impl From<TelemetryError> for Failure {
+    fn from(error: TelemetryError) -> Self {
+        Self::usage(error)
+    }
+}
+
+impl From<HttpError> for Failure {
+    fn from(error: HttpError) -> Self {
+        Self::failed(error)
+    }
+}
+
+impl From<KafkaError> for Failure {
+    fn from(error: KafkaError) -> Self {
+        Self::of(matches!(error, KafkaError::Thread(_)), error)
+    }
+}
+
+impl From<CassandraError> for Failure {
+    fn from(error: CassandraError) -> Self {
+        Self::of(error.may_pass(), error)
+    }
+}
+
+impl From<SinkOpenError> for Failure {
+    fn from(error: SinkOpenError) -> Self {
+        Self::of(error.may_pass(), error)
+    }
+}
+
+impl From<ServiceError> for Failure {
+    fn from(error: ServiceError) -> Self {
+        match error {
+            ServiceError::Kafka(error) => error.into(),
+            ServiceError::Sink(error) => error.into(),
+            ServiceError::Store(OpenError::Connection(error)) => error.into(),
+            ServiceError::Store(error) => Self::failed(error),
+            ServiceError::Refused(_) => Self::failed(error),
+            error => Self::usage(error),
+        }
+    }
+}
+
+/// Does what the command line says.
+pub fn main() -> ExitCode {
+    let command_line = match CommandLine::try_parse() {
+        Ok(command_line) => command_line,
+        // Also how --help and --version end.
+        Err(error) => {
+            let exit = if error.use_stderr() { Exit::Usage } else { Exit::Done };
+            let _ = error.print();
+            return exit.into();
+        }
+    };
+    let CommandLine { config, command } = command_line;
+    let given = || -> Result<Loaded, Failure> { Ok(load(&files(&config)?, std::env::vars_os())?) };
+    let done = match command {
+        Command::Check { connect } => given().and_then(|given| check::check(&given, connect)),
+        Command::Run => given().and_then(|given| run::run(&given)),
+        Command::Demo(arguments) => given().and_then(|given| demo::demo(&given, &arguments)),
+        Command::Settings { toml } => {
+            print(&if toml { settings::toml() } else { settings::markdown() });
+            Ok(())
+        }
+    };
+    match done {
+        Ok(()) => Exit::Done.into(),
+        Err(Failure { exit, message }) => {
+            let mut lines = message.lines();
+            let mut stderr = std::io::stderr().lock();
+            // Nobody may be reading; the exit code tells it too.
+            let _ = writeln!(stderr, "strandline: {}", lines.next().unwrap_or_default());
+            for line in lines {
+                let _ = writeln!(stderr, "{line}");
+            }
+            exit.into()
+        }
+    }
+}
+
+/// Prints to standard output. That nobody reads it any more, as after `| head`, is no fault.
+pub(crate) fn print(text: &str) {
+    let mut stdout = std::io::stdout().lock();
+    if let Err(error) = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush())
+        && error.kind() != ErrorKind::BrokenPipe
+    {
+        tracing::warn!("standard output cannot be written: {error}");
+    }
+}
+
+/// The runtime on which connections live. It outlives whatever is connected.
+pub(crate) fn connections() -> Result<tokio::runtime::Runtime, Failure> {
+    tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("connections")
+        .enable_all()
+        .build()
+        .map_err(|error| Failure::failed(format!("the system gives no threads for connections: {error}")))
 }

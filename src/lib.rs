@@ -7,7 +7,9 @@
 pub mod cassandra;
 pub mod catalog;
 pub mod cli;
+pub mod demo;
 pub mod formats;
+pub mod http;
 pub mod kafka;
 pub mod service;
 pub mod settings;

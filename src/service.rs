@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use strandline_actors::clock::{HybridClock, SystemClock};
 use strandline_actors::env::Pipeline;
-use strandline_actors::ports::{PipelineRow, StateStore, StoreError};
+use strandline_actors::ports::{PipelineRow, Sink, StateStore, StoreError};
 use strandline_actors::run::{Handle, Outcome, run};
 use strandline_actors::supervisor::Placement;
 
@@ -109,25 +109,45 @@ pub struct Opened {
     pub sink: Arc<TableSink>,
 }
 
+/// What a pipeline reads from and where it keeps what it knows, before there is a sink.
+pub struct Prepared {
+    source: Arc<KafkaSource>,
+    store: Arc<dyn StateStore>,
+    shards: u32,
+}
+
+impl Prepared {
+    /// Opens the source and the store, and makes sure that the stored state fits the plan.
+    pub async fn new(settings: &Settings, plan: &Plan) -> Result<Self, ServiceError> {
+        let source = KafkaSource::connect(&settings.kafka, &plan.sources).await?;
+        let store = crate::stores::open(settings, &settings.pipeline.name).await?;
+        let shards = define(settings, plan, store.as_ref()).await?;
+        Ok(Self { source, store, shards })
+    }
+
+    /// The pipeline, with a sink.
+    pub fn pipeline(self, settings: &Settings, plan: &Plan, sink: Arc<dyn Sink>) -> Arc<Pipeline> {
+        Arc::new(Pipeline {
+            name: settings.pipeline.name.clone(),
+            shards: self.shards,
+            fingerprint: plan.fingerprint.clone(),
+            source: self.source,
+            store: self.store,
+            sink,
+            query: plan.query(),
+            clock: HybridClock::new(Arc::new(SystemClock)),
+            tuning: settings.tuning(),
+        })
+    }
+}
+
 /// Connects to everything that the pipeline needs and makes sure that its stored state fits.
 pub async fn open(settings: &Settings) -> Result<Opened, ServiceError> {
     let plan = planned(settings)?;
-    let source = KafkaSource::connect(&settings.kafka, &plan.sources).await?;
-    let store = crate::stores::open(settings, &settings.pipeline.name).await?;
-    let shards = define(settings, &plan, store.as_ref()).await?;
+    let prepared = Prepared::new(settings, &plan).await?;
     let sink = crate::sinks::open(settings, &plan.sink).await?;
-    let pipeline = Pipeline {
-        name: settings.pipeline.name.clone(),
-        shards,
-        fingerprint: plan.fingerprint.clone(),
-        source,
-        store,
-        sink: Arc::clone(&sink) as _,
-        query: plan.query(),
-        clock: HybridClock::new(Arc::new(SystemClock)),
-        tuning: settings.tuning(),
-    };
-    Ok(Opened { plan, pipeline: Arc::new(pipeline), sink })
+    let pipeline = prepared.pipeline(settings, &plan, Arc::clone(&sink) as _);
+    Ok(Opened { plan, pipeline, sink })
 }
 
 /// Stores what is fixed for the pipeline's life, or compares it with what is stored. Answers the number of shards.

@@ -24,7 +24,7 @@ pub use list::{SETTINGS, STANDARD_VARIABLES, Setting};
 pub use load::{Loaded, SettingsError, files, load};
 pub use secret::Secret;
 pub use table::{markdown, toml};
-pub use value::Kind;
+pub use value::{Kind, duration};
 
 /// All settings.
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]

@@ -105,7 +105,8 @@ pub(super) fn text_of(value: &ValueKind) -> Option<String> {
     }
 }
 
-fn duration(text: &str) -> Option<Duration> {
+/// A time with its unit, such as `500ms` or `1m 30s`.
+pub fn duration(text: &str) -> Option<Duration> {
     let deserializer: StrDeserializer<'_, ValueError> = text.into_deserializer();
     humantime_serde::deserialize(deserializer).ok()
 }

@@ -1,0 +1,379 @@
+//! The server as a client sees it, over a board that the tests write on.
+#![allow(clippy::unwrap_used)]
+
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::sync::Mutex;
+use std::time::Instant as StdInstant;
+
+use serde_json::Value;
+use strandline_actors::board::{Activity, Life};
+use strandline_actors::pointer::Generation;
+use strandline_actors::position::{Offset, PartitionKey, SourcePartition};
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::*;
+
+const STALL: Duration = Duration::from_secs(60);
+
+/// A pipeline of which only the board exists.
+#[derive(Clone, Default)]
+struct Painted {
+    board: Arc<Board>,
+    resumed: Arc<Mutex<Vec<ActorId>>>,
+    killed: Arc<Mutex<Vec<Target>>>,
+}
+
+impl Running for Painted {
+    fn board(&self) -> &Board {
+        &self.board
+    }
+
+    fn crash(&self, _: Target) {}
+
+    fn resume(&self, id: ActorId) -> BoxFuture<'_, bool> {
+        let halted = self.board.snapshot().shards.values().any(|status| status.actor.life == Life::Halted);
+        self.resumed.lock().unwrap().push(id);
+        Box::pin(async move { halted })
+    }
+}
+
+impl Demo for Painted {
+    fn status(&self) -> Value {
+        serde_json::json!({ "note": "a demo" })
+    }
+
+    fn kill(&self, target: Target) {
+        self.killed.lock().unwrap().push(target);
+    }
+}
+
+fn key(partition: i32) -> PartitionKey {
+    PartitionKey { topic_id: Uuid::from_u128(7), partition }
+}
+
+impl Painted {
+    /// Two shards and two partitions, all well.
+    fn well() -> Self {
+        let painted = Self::default();
+        let board = &painted.board;
+        board.generation(Generation(3));
+        for id in [ActorId::Supervisor, ActorId::Committer, ActorId::Shard(0), ActorId::Shard(1)] {
+            board.actor(id, |status| status.life = Life::Running);
+        }
+        for shard in 0..2 {
+            board.shard(shard, |status| {
+                status.committed = Some(Instant::now());
+                status.keys = 10 + shard as usize;
+                status.checkpoint_micros = 1500;
+            });
+        }
+        for partition in 0..2 {
+            board.add_partition(&SourcePartition { source: 0, topic: "orders".into(), key: key(partition) });
+            board.partition(key(partition), |status| {
+                status.actor.life = Life::Running;
+                status.activity = Activity::Reading;
+                status.position = Offset(90);
+                status.end = Some(Offset(100));
+                status.rows = 90;
+            });
+        }
+        painted
+    }
+
+    /// Sets a partition's last progress back.
+    fn standing(&self, partition: i32, for_long: Duration) {
+        let then = Instant::now().checked_sub(for_long).unwrap();
+        self.board.partition(key(partition), |status| status.progress = then);
+    }
+
+    fn serve(&self, demo: bool) -> Served {
+        let mut shown = Shown::new("orders", STALL, telemetry::Counters::default());
+        if demo {
+            shown = shown.with_demo(Arc::new(self.clone()));
+        }
+        shown.begin(Begun {
+            running: Box::new(self.clone()),
+            shards: 2,
+            description: "reads orders".into(),
+            sink: Box::new(|| Some(SinkCounts { upserts: 5, ..SinkCounts::default() })),
+        });
+        Served(Server::start("127.0.0.1:0", Arc::new(shown)).unwrap().unwrap())
+    }
+}
+
+struct Served(Server);
+
+impl Served {
+    fn ask(&self, request: &str) -> (u16, String) {
+        let mut stream = TcpStream::connect(self.0.address()).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        write!(stream, "{request}Host: {}\r\nConnection: close\r\n\r\n", self.0.address()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        let status = answer.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
+    }
+
+    fn get(&self, path: &str) -> (u16, String) {
+        self.ask(&format!("GET {path} HTTP/1.1\r\n"))
+    }
+
+    fn post(&self, path: &str, headers: &str) -> (u16, String) {
+        self.ask(&format!("POST {path} HTTP/1.1\r\nContent-Length: 0\r\n{headers}"))
+    }
+}
+
+#[test]
+fn a_pipeline_that_gets_on_is_healthy_and_ready() {
+    let served = Painted::well().serve(false);
+    assert_eq!(served.get("/healthz"), (200, "the pipeline gets on\n".into()));
+    assert_eq!(served.get("/readyz"), (200, "all shards are loaded and all partitions are read\n".into()));
+    let (status, page) = served.get("/");
+    assert_eq!(status, 200);
+    assert!(page.contains("/api/status"));
+    assert_eq!(served.get("/nonsense").0, 404);
+}
+
+#[test]
+fn the_page_loads_nothing_from_elsewhere() {
+    let page = include_str!("page.html");
+    for loading in ["src=", "@import", "url(", "<link rel=\"stylesheet\""] {
+        assert!(!page.contains(loading), "{loading}");
+    }
+    let addresses: Vec<&str> = page.match_indices("http").map(|(at, _)| &page[at..at + 22]).collect();
+    assert!(addresses.iter().all(|address| address.starts_with("http://www.w3.org/2000")), "{addresses:?}");
+    assert!(!page.contains("innerHTML"), "what comes from elsewhere is shown as text only");
+}
+
+#[test]
+fn a_position_that_stands_still_before_records_is_unhealthy() {
+    let painted = Painted::well();
+    let served = painted.serve(false);
+    painted.standing(1, STALL * 2);
+    let (status, why) = served.get("/healthz");
+    assert_eq!(status, 503);
+    assert_eq!(
+        why,
+        "partition orders-1 has stood at 90 for 120 s with 10 records before it: it gets no records from Kafka\n"
+    );
+
+    // With nothing to do it may stand for as long as it likes.
+    painted.board.partition(key(1), |status| status.position = Offset(100));
+    assert_eq!(served.get("/healthz").0, 200);
+}
+
+#[test]
+fn what_is_halted_is_unhealthy_with_the_way_on() {
+    let painted = Painted::well();
+    let served = painted.serve(false);
+    painted.board.actor(ActorId::Partition(key(0)), |status| {
+        (status.life, status.last_error) = (Life::Halted, Some("the topic was deleted".into()));
+    });
+    let (status, why) = served.get("/healthz");
+    assert_eq!(status, 503);
+    assert!(why.starts_with("partition orders-0 is halted (the topic was deleted); "), "{why}");
+    assert!(why.contains("POST /api/resume/partition/orders/0"), "{why}");
+    assert_eq!(served.get("/readyz"), (503, "partition orders-0 is halted\n".into()));
+
+    painted.board.actor(ActorId::Partition(key(0)), |status| status.life = Life::Running);
+    painted.board.actor(ActorId::Shard(1), |status| status.life = Life::Halted);
+    let (status, why) = served.get("/healthz");
+    assert_eq!(status, 503);
+    assert!(why.starts_with("aggregation 1 is halted; "), "{why}");
+}
+
+#[test]
+fn a_store_that_takes_nothing_is_unhealthy() {
+    let painted = Painted::well();
+    let served = painted.serve(false);
+    painted.board.shard(1, |status| status.committed = Instant::now().checked_sub(STALL * 3));
+    painted.board.committer(|status| status.last_fault = Some("moving a pointer: no answer".into()));
+    let (status, why) = served.get("/healthz");
+    assert_eq!(status, 503);
+    assert_eq!(why, "aggregation 1 has committed nothing for 180 s: moving a pointer: no answer\n");
+}
+
+#[test]
+fn it_is_ready_only_when_all_is_loaded_and_started() {
+    let painted = Painted::well();
+    let served = painted.serve(false);
+    painted.board.actor(ActorId::Shard(1), |status| status.life = Life::Starting);
+    painted.board.partition(key(1), |status| status.activity = Activity::Registering);
+    let (status, why) = served.get("/readyz");
+    assert_eq!((status, why.as_str()), (503, "aggregation 1 is starting\npartition orders-1 waits for the shards\n"));
+    assert_eq!(served.get("/healthz").0, 200);
+
+    let nothing = Painted::default();
+    let served = nothing.serve(false);
+    let (status, why) = served.get("/readyz");
+    assert_eq!(status, 503);
+    assert!(why.contains("no partitions are known yet"), "{why}");
+}
+
+#[test]
+fn before_the_pipeline_begins_it_lives_but_is_not_ready() {
+    let shown = Shown::new("orders", STALL, telemetry::Counters::default());
+    let served = Served(Server::start("127.0.0.1:0", Arc::new(shown)).unwrap().unwrap());
+    assert_eq!(served.get("/healthz").0, 200);
+    assert_eq!(served.get("/readyz"), (503, "the store and the sink are being opened\n".into()));
+    assert_eq!(served.get("/metrics").0, 200);
+    assert_eq!(served.get("/api/status").0, 200);
+}
+
+#[test]
+fn the_status_has_what_the_page_reads() {
+    let painted = Painted::well();
+    painted.board.event(ActorId::Partition(key(1)), "panic: for a test");
+    let served = painted.serve(false);
+    let (_, text) = served.get("/api/status");
+    let status: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!(status["pipeline"], "orders");
+    assert_eq!(status["board"]["generation"], 3);
+    assert_eq!(status["board"]["partitions"][0]["end"], 100);
+    assert_eq!(status["board"]["partitions"][0]["actor"]["life"], "running");
+    assert_eq!(status["board"]["shards"]["1"]["keys"], 11);
+    assert_eq!(status["board"]["events"][0]["actor"], "partition orders-1");
+    assert_eq!(status["board"]["committer"]["actor"]["restarts"], 0);
+    assert_eq!(status["sink"]["upserts"], 5);
+    assert!(status["demo"].is_null());
+}
+
+/// A small reading of the text format: every sample once, and every family with its type before its samples.
+fn samples(text: &str) -> std::collections::BTreeMap<String, f64> {
+    let mut samples = std::collections::BTreeMap::new();
+    let mut families = std::collections::BTreeSet::new();
+    let mut current = String::new();
+    for line in text.lines() {
+        if let Some(family) = line.strip_prefix("# TYPE ") {
+            current = family.split(' ').next().unwrap().to_owned();
+            assert!(families.insert(current.clone()), "{current} comes twice");
+        } else if !line.starts_with('#') {
+            let (name, value) = line.rsplit_once(' ').unwrap();
+            assert_eq!(name.split('{').next().unwrap(), current, "outside its family");
+            assert!(samples.insert(name.to_owned(), value.parse().unwrap()).is_none(), "{name} comes twice");
+        }
+    }
+    samples
+}
+
+#[test]
+fn metrics_are_those_of_the_board() {
+    let painted = Painted::well();
+    painted.board.actor(ActorId::Partition(key(0)), |status| status.restarts = 2);
+    painted.board.actor(ActorId::Partition(key(1)), |status| status.restarts = 1);
+    painted.board.actor(ActorId::Supervisor, |status| status.restarts = 4);
+    painted.board.shard(0, |status| status.counts.processed = 77);
+    let served = painted.serve(false);
+    let (status, text) = served.get("/metrics");
+    assert_eq!(status, 200);
+    let samples = samples(&text);
+    for (name, value) in [
+        ("strandline_partition_position{topic=\"orders\",partition=\"0\"}", 90.0),
+        ("strandline_partition_end{topic=\"orders\",partition=\"0\"}", 100.0),
+        ("strandline_partition_lag{topic=\"orders\",partition=\"1\"}", 10.0),
+        ("strandline_partition_records_total{topic=\"orders\",partition=\"1\"}", 90.0),
+        ("strandline_shard_keys{shard=\"1\"}", 11.0),
+        ("strandline_shard_checkpoint_duration_seconds{shard=\"0\"}", 0.0015),
+        ("strandline_shard_offsets{shard=\"0\",outcome=\"processed\"}", 77.0),
+        ("strandline_actor_restarts_total{kind=\"partition\"}", 3.0),
+        ("strandline_actor_restarts_total{kind=\"supervisor\"}", 4.0),
+        ("strandline_actor_restarts_total{kind=\"committer\"}", 0.0),
+        ("strandline_actors{kind=\"aggregation\",life=\"running\"}", 2.0),
+        ("strandline_sink_rows_total{change=\"upsert\"}", 5.0),
+        ("strandline_generation", 3.0),
+        ("strandline_healthy", 1.0),
+        ("strandline_ready", 1.0),
+        ("strandline_spans_dropped_total", 0.0),
+    ] {
+        assert_eq!(samples.get(name), Some(&value), "{name} in\n{text}");
+    }
+    assert!(samples["strandline_shard_checkpoint_age_seconds{shard=\"0\"}"] < 20.0);
+    assert!(samples["process_resident_memory_bytes"] > 1e6);
+}
+
+#[test]
+fn a_topic_that_was_made_again_gives_each_series_once() {
+    let painted = Painted::well();
+    let old = PartitionKey { topic_id: Uuid::from_u128(1), partition: 0 };
+    painted.board.add_partition(&SourcePartition { source: 0, topic: "orders".into(), key: old });
+    painted.board.actor(ActorId::Partition(old), |status| status.life = Life::Halted);
+    let (_, text) = painted.serve(false).get("/metrics");
+    assert_eq!(samples(&text)["strandline_partition_position{topic=\"orders\",partition=\"0\"}"], 90.0);
+}
+
+#[test]
+fn halted_actors_are_resumed_by_name() {
+    let painted = Painted::well();
+    let served = painted.serve(false);
+    assert_eq!(served.post("/api/resume/shard/1", ""), (409, "it is not halted\n".into()));
+    painted.board.actor(ActorId::Shard(1), |status| status.life = Life::Halted);
+    assert_eq!(served.post("/api/resume/shard/1", ""), (200, "resumed\n".into()));
+    assert_eq!(served.post("/api/resume/partition/orders/1", ""), (200, "resumed\n".into()));
+    assert_eq!(served.post("/api/resume/partition/orders/9", "").0, 404);
+    assert_eq!(served.post("/api/resume/shard/9", "").0, 404);
+    assert_eq!(*painted.resumed.lock().unwrap(), [ActorId::Shard(1), ActorId::Shard(1), ActorId::Partition(key(1))]);
+}
+
+#[test]
+fn only_a_demo_lets_actors_be_killed() {
+    let painted = Painted::well();
+    assert_eq!(painted.serve(false).post("/api/demo/kill/committer", "").0, 404);
+    let served = painted.serve(true);
+    for (path, target) in [
+        ("partition?number=5", Target::Partition(5)),
+        ("aggregation", Target::Shard(0)),
+        ("committer", Target::Committer),
+        ("supervisor", Target::Supervisor),
+    ] {
+        assert_eq!(served.post(&format!("/api/demo/kill/{path}"), "").0, 202);
+        assert_eq!(painted.killed.lock().unwrap().pop(), Some(target));
+    }
+    assert_eq!(served.post("/api/demo/kill/process", "").0, 404);
+    assert_eq!(served.get("/api/demo/kill/committer").0, 405);
+}
+
+#[test]
+fn pages_of_other_sites_can_ask_for_nothing() {
+    let painted = Painted::well();
+    let served = painted.serve(true);
+    let kill = "/api/demo/kill/committer";
+    assert_eq!(served.post(kill, "Origin: http://evil.example\r\n").0, 403);
+    assert_eq!(served.post(kill, "Sec-Fetch-Site: cross-site\r\n").0, 403);
+    assert!(painted.killed.lock().unwrap().is_empty());
+    assert_eq!(served.post(kill, "Sec-Fetch-Site: same-origin\r\n").0, 202);
+    assert_eq!(served.post(kill, &format!("Origin: http://{}\r\n", served.0.address())).0, 202);
+}
+
+#[test]
+fn addresses_that_cannot_be_used_name_the_setting() {
+    let taken = TcpListener::bind("127.0.0.1:0").unwrap();
+    let listen = taken.local_addr().unwrap().to_string();
+    let start =
+        |listen: &str| Server::start(listen, Arc::new(Shown::new("orders", STALL, telemetry::Counters::default())));
+    let error = start(&listen).unwrap_err().to_string();
+    assert!(
+        error.starts_with(&format!("the address {listen} for the status page is in use by another program")),
+        "{error}"
+    );
+    assert!(error.contains("STRANDLINE_HTTP__LISTEN"), "{error}");
+    let error = start("192.0.2.1:8080").unwrap_err().to_string();
+    assert!(error.starts_with("STRANDLINE_HTTP__LISTEN is `192.0.2.1:8080`"), "{error}");
+    assert!(start("off").unwrap().is_none());
+}
+
+#[test]
+fn slow_readers_hold_up_nobody() {
+    let served = Painted::well().serve(false);
+    // They connect and say half a sentence.
+    let mut slow = Vec::new();
+    for _ in 0..50 {
+        let mut stream = TcpStream::connect(served.0.address()).unwrap();
+        stream.write_all(b"GET /metrics HTTP/1.1\r\nHost:").unwrap();
+        slow.push(stream);
+    }
+    let begun = StdInstant::now();
+    assert_eq!(served.get("/healthz").0, 200);
+    assert!(begun.elapsed() < Duration::from_secs(10));
+}
