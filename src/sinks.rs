@@ -191,6 +191,10 @@ impl Sink for TableSink {
         }
         Ok(())
     }
+
+    fn replaces(&self) -> bool {
+        !matches!(self.target, Target::Console(_))
+    }
 }
 
 /// What a sink has done since it was opened. A delivery that is repeated counts again.

@@ -13,11 +13,13 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::child::{Cause, Exit};
-use crate::committer::{OffsetCommitter, read_segment};
+use crate::committer::{OffsetCommitter, Unreadable, read_segment};
 use crate::credit::Credit;
 use crate::env::Env;
 use crate::lane::{self, Decision};
-use crate::message::{Checkpoint, Claim, Crash, Flush, Incarnation, LaneBatch, LaneReply, Register, Registered};
+use crate::message::{
+    Checkpoint, Claim, Crash, FallBack, Flush, Incarnation, LaneBatch, LaneReply, Register, Registered,
+};
 use crate::pointer::{Attempt, Base, Pointer, SegmentKind, ShardId};
 use crate::ports::{DeadLetter, KeyedOperator, StageError, StateDelta};
 use crate::position::{Counts, PartitionKey, Position, Vector, Watermark};
@@ -340,18 +342,30 @@ async fn load(
         // The committer died: every shard is started again.
         return std::future::pending().await;
     };
-    let pointer = *claimed?;
+    let mut pointer = *claimed?;
+    loop {
+        let why = match read_state(&env, &pointer).await {
+            Ok(state) => return Ok((pointer, state)),
+            Err(Unreadable::Other(cause)) => return Err(cause),
+            Err(Unreadable::Corrupt(why)) => why,
+        };
+        let Ok(earlier) = committer.send(FallBack { shard, incarnation, base: pointer.base(), why }).await else {
+            return std::future::pending().await;
+        };
+        pointer = *earlier?;
+    }
+}
+
+/// The state that a pointer lists, oldest first.
+async fn read_state(env: &Env, pointer: &Pointer) -> Result<Vec<StateDelta>, Unreadable> {
     let base = pointer.base();
-    let reads = pointer.content.state.iter().map(|reference| {
-        let env = &env;
-        async move {
-            let SegmentKind::State { table } = reference.kind else {
-                return Err(Cause::Halt(format!("the pointer of shard {shard} lists output as state")));
-            };
-            let batches = read_segment(env, base, reference).await?;
-            Ok(batches.into_iter().map(move |rows| StateDelta { table, rows }).collect::<Vec<_>>())
-        }
+    let reads = pointer.content.state.iter().map(|reference| async move {
+        let SegmentKind::State { table } = reference.kind else {
+            return Err(Unreadable::Corrupt(format!("the pointer of shard {} lists output as state", pointer.shard)));
+        };
+        let batches = read_segment(env, base, reference).await?;
+        Ok(batches.into_iter().map(move |rows| StateDelta { table, rows }).collect::<Vec<_>>())
     });
     let state: Vec<Vec<StateDelta>> = stream::iter(reads).buffered(LOADING).try_collect().await?;
-    Ok((pointer, state.into_iter().flatten().collect()))
+    Ok(state.into_iter().flatten().collect())
 }

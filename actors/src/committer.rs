@@ -17,17 +17,17 @@ use tracing::Instrument;
 use crate::child::Cause;
 use crate::compaction;
 use crate::env::{Env, Patience};
-use crate::message::{Checkpoint, Claim, Crash, FlushOffsets, Incarnation};
+use crate::message::{Checkpoint, Claim, Crash, FallBack, FlushOffsets, Incarnation};
 use crate::pointer::{
     Attempt, Base, Content, Epoch, Kept, Outbox, Pointer, SegmentKey, SegmentKind, SegmentRef, ShardId,
 };
-use crate::ports::{Change, Delivery, KafkaOffset, Moved, OutputBatch, SinkError, StoreError};
+use crate::ports::{Change, DeadLetter, Delivery, KafkaOffset, Moved, OutputBatch, SinkError, StoreError};
 use crate::position::{Offset, PartitionKey};
 use crate::recovery::{self, ClaimVerdict, Verdict};
 use crate::segment::{self, Encoded};
 
 /// How many earlier states of a shard can be gone back to.
-const KEPT: usize = 1;
+const KEPT: usize = 2;
 /// Segments that are written or read at the same time.
 const IN_FLIGHT: usize = 4;
 /// How far behind the pointer orphans are looked for: a process that was fenced may still be writing some.
@@ -62,12 +62,15 @@ pub(crate) struct OffsetCommitter {
     slots: HashMap<ShardId, Slot>,
     offsets_stale: bool,
     writing_offsets: bool,
-    written: (BTreeMap<(Arc<str>, i32), Offset>, i64),
+    written: Offsets,
 }
+
+/// Offsets by topic and partition.
+type Offsets = BTreeMap<(Arc<str>, i32), Offset>;
 
 impl OffsetCommitter {
     pub(crate) fn new(env: Arc<Env>) -> Self {
-        Self { env, slots: HashMap::new(), offsets_stale: false, writing_offsets: false, written: (BTreeMap::new(), 0) }
+        Self { env, slots: HashMap::new(), offsets_stale: false, writing_offsets: false, written: Offsets::new() }
     }
 
     fn committed(&mut self, shard: ShardId, pointer: &Pointer, ctx: &mut Context<Self>) {
@@ -98,7 +101,7 @@ impl OffsetCommitter {
     }
 
     /// The lowest committed position of each partition over all shards, under the highest timestamp of their pointers.
-    fn lowest(&self) -> Option<(BTreeMap<(Arc<str>, i32), Offset>, i64)> {
+    fn lowest(&self) -> Option<(Offsets, i64)> {
         let mut lowest: BTreeMap<PartitionKey, (Offset, u32)> = BTreeMap::new();
         let mut timestamp = 0;
         for shard in 0..self.env.pipeline.shards {
@@ -122,7 +125,7 @@ impl OffsetCommitter {
         }
         self.offsets_stale = false;
         let Some((offsets, timestamp)) = self.lowest() else { return };
-        if offsets == self.written.0 || offsets.is_empty() {
+        if offsets == self.written || offsets.is_empty() {
             return;
         }
         self.writing_offsets = true;
@@ -130,7 +133,7 @@ impl OffsetCommitter {
         ctx.spawn(writing.into_actor(self).map(move |done, actor, ctx| {
             actor.writing_offsets = false;
             match done {
-                Ok(()) => actor.written = (offsets, timestamp),
+                Ok(()) => actor.written = offsets,
                 Err(error) => tracing::error!("kafka_offsets cannot be written: {error}"),
             }
             actor.write_offsets(ctx);
@@ -167,6 +170,31 @@ impl Handler<Claim> for OffsetCommitter {
                 Err(_) => Err(Cause::Stopped),
             },
         ))
+    }
+}
+
+impl Handler<FallBack> for OffsetCommitter {
+    type Result = ResponseActFuture<Self, Result<Box<Pointer>, Cause>>;
+
+    fn handle(&mut self, message: FallBack, _: &mut Self::Context) -> Self::Result {
+        let FallBack { shard, incarnation, base, why } = message;
+        let slot = self.slots.entry(shard).or_default();
+        let fits = slot.incarnation == incarnation && slot.running.is_none();
+        let Some(pointer) = slot.pointer.take_if(|pointer| fits && pointer.base() == base) else {
+            return Box::pin(async move { Err(Cause::Failed(why)) }.into_actor(self));
+        };
+        let (abort, registration) = AbortHandle::new_pair();
+        slot.running = Some(abort);
+        let env = Arc::clone(&self.env);
+        let falling_back = async move { fall_back(&env, &pointer, &why).await };
+        Box::pin(Abortable::new(falling_back, registration).into_actor(self).map(move |done, actor, ctx| match done {
+            Ok(Ok(pointer)) => {
+                actor.committed(shard, &pointer, ctx);
+                Ok(Box::new(pointer))
+            }
+            Ok(Err(cause)) => Err(cause),
+            Err(_) => Err(Cause::Stopped),
+        }))
     }
 }
 
@@ -233,11 +261,7 @@ impl Handler<Crash> for OffsetCommitter {
     }
 }
 
-async fn write_offsets(
-    env: Arc<Env>,
-    offsets: BTreeMap<(Arc<str>, i32), Offset>,
-    timestamp: i64,
-) -> Result<(), StoreError> {
+async fn write_offsets(env: Arc<Env>, offsets: Offsets, timestamp: i64) -> Result<(), StoreError> {
     let rows: Vec<KafkaOffset> = offsets
         .into_iter()
         .map(|((topic, partition), offset)| KafkaOffset { topic: topic.to_string(), partition, offset })
@@ -316,11 +340,21 @@ async fn claim(env: Arc<Env>, shard: ShardId) -> Result<Pointer, Cause> {
             Verdict::Reload | Verdict::Repeat => current = env.patiently("reading a pointer", read).await?,
         }
     };
-    let mut output = Vec::new();
-    let mut letters = Vec::new();
-    let base = claimed.base();
-    for reference in &claimed.content.outbox.segments {
-        let batches = read_segment(&env, base, reference).await?;
+    match outbox(&env, &claimed).await {
+        Ok((output, letters)) => {
+            deliver(&env, &claimed, &output, &letters, true).await?;
+            Ok(claimed)
+        }
+        Err(Unreadable::Corrupt(why)) => fall_back(&env, &claimed, &why).await,
+        Err(Unreadable::Other(cause)) => Err(cause),
+    }
+}
+
+/// The output of a pointer, as it was stored.
+async fn outbox(env: &Env, pointer: &Pointer) -> Result<(Vec<OutputBatch>, Vec<DeadLetter>), Unreadable> {
+    let (mut output, mut letters) = (Vec::new(), Vec::new());
+    for reference in &pointer.content.outbox.segments {
+        let batches = read_segment(env, pointer.base(), reference).await?;
         match reference.kind {
             SegmentKind::Upserts { sink } => {
                 output.extend(batches.into_iter().map(|rows| OutputBatch { sink, change: Change::Upsert, rows }));
@@ -331,22 +365,42 @@ async fn claim(env: Arc<Env>, shard: ShardId) -> Result<Pointer, Cause> {
             SegmentKind::DeadLetters => {
                 for rows in batches {
                     letters.extend(segment::dead_letters(&rows).ok_or_else(|| {
-                        Cause::Halt(format!("segment {:?} does not hold dead letters", reference.key))
+                        Unreadable::Corrupt(format!("segment {:?} does not hold dead letters", reference.key))
                     })?);
                 }
             }
             SegmentKind::State { .. } => {
-                return Err(Cause::Halt(format!("the outbox of shard {shard} lists state")));
+                return Err(Unreadable::Corrupt(format!("the outbox of shard {} lists state", pointer.shard)));
             }
         }
     }
-    deliver(&env, &claimed, &output, &letters, true).await?;
-    Ok(claimed)
+    Ok((output, letters))
+}
+
+/// Why a segment cannot be used.
+pub(crate) enum Unreadable {
+    /// It is lost or damaged, although it should be there.
+    Corrupt(String),
+    /// Something else is the matter.
+    Other(Cause),
+}
+
+impl From<Unreadable> for Cause {
+    fn from(unreadable: Unreadable) -> Self {
+        match unreadable {
+            Unreadable::Corrupt(why) => Self::Halt(why),
+            Unreadable::Other(cause) => cause,
+        }
+    }
 }
 
 /// Reads and checks a segment that the pointer `base` lists. When it cannot be read, the pointer says why: whoever took the
 /// shard over may have cleaned up behind us.
-pub(crate) async fn read_segment(env: &Env, base: Base, reference: &SegmentRef) -> Result<Vec<RecordBatch>, Cause> {
+pub(crate) async fn read_segment(
+    env: &Env,
+    base: Base,
+    reference: &SegmentRef,
+) -> Result<Vec<RecordBatch>, Unreadable> {
     let (store, shard) = (&env.pipeline.store, reference.key.shard);
     let read = env.patiently("reading a segment", || store.read_segment(&reference.key)).await;
     let error = match read {
@@ -356,12 +410,66 @@ pub(crate) async fn read_segment(env: &Env, base: Base, reference: &SegmentRef) 
         },
         Err(error) => error,
     };
-    let current = env.patiently("reading a pointer", || store.read_pointer(shard)).await?;
+    let current = env.patiently("reading a pointer", || store.read_pointer(shard)).await;
     Err(match current {
-        Some(current) if current.generation > env.generation => fenced(env, shard),
-        Some(current) if current.base() != base => Cause::Failed(format!("shard {shard} was moved meanwhile: {error}")),
-        _ => Cause::Halt(format!("the state of shard {shard} cannot be read: {error}")),
+        Err(error) => Unreadable::Other(error.into()),
+        Ok(Some(current)) if current.generation > env.generation => Unreadable::Other(fenced(env, shard)),
+        Ok(Some(current)) if current.base() != base => {
+            Unreadable::Other(Cause::Failed(format!("shard {shard} was moved meanwhile: {error}")))
+        }
+        _ => match error {
+            StoreError::Corrupt(why) => {
+                Unreadable::Corrupt(format!("the state of shard {shard} cannot be read: {why}"))
+            }
+            other => Unreadable::Other(other.into()),
+        },
     })
+}
+
+/// Goes back to the newest kept state, at a higher epoch: only if the sink's rows replace each other and Kafka still has
+/// every record from there on. Otherwise the shard halts: nothing is lost silently.
+async fn fall_back(env: &Env, current: &Pointer, why: &str) -> Result<Pointer, Cause> {
+    let shard = current.shard;
+    let refuse = |what: &str| Cause::Halt(format!("{why}; going back to an earlier state is not possible: {what}"));
+    let mut kept = current.kept.iter().cloned();
+    let Some(earlier) = kept.next() else { return Err(refuse("none is kept")) };
+    if !env.pipeline.sink.replaces() {
+        return Err(refuse("the sink would show rows twice"));
+    }
+    let source = &env.pipeline.source;
+    let partitions = source.partitions().await.map_err(Cause::from)?;
+    for (key, position) in &earlier.vector.0 {
+        let Some(partition) = partitions.iter().find(|partition| partition.key == *key) else {
+            return Err(refuse(&format!("partition {key} is gone")));
+        };
+        let first = source.start_offset(partition, true).await.map_err(Cause::from)?;
+        if first > position.next {
+            return Err(refuse(&format!(
+                "{partition} begins at {first} by now, the records from {} on are needed",
+                position.next
+            )));
+        }
+    }
+    // A partition that was met only after the earlier state starts where it did then.
+    tracing::error!(shard, from = %current.epoch, to = %earlier.epoch, "{why}; going back to an earlier state");
+    let epoch = current.epoch.next();
+    let timestamp = env.pipeline.clock.next();
+    let content = Content {
+        vector: earlier.vector,
+        state: earlier.state,
+        outbox: Outbox { epoch, timestamp, segments: Vec::new() },
+        garbage: Vec::new(),
+        ..current.content.clone()
+    };
+    let attempt = Attempt::fresh();
+    let mut next =
+        Pointer { shard, epoch, attempt, generation: env.generation, timestamp, content, kept: kept.collect() };
+    next.content.garbage = garbage(current, &next, &HashSet::new());
+    match move_pointer(env, Some(current.base()), &next).await? {
+        Verdict::Done => Ok(next),
+        Verdict::StepDown => Err(fenced(env, shard)),
+        Verdict::Reload | Verdict::Repeat => Err(Cause::Failed(format!("shard {shard} was moved meanwhile"))),
+    }
 }
 
 /// Delivers the output of a pointer until the sink has it.
@@ -369,7 +477,7 @@ async fn deliver(
     env: &Env,
     pointer: &Pointer,
     output: &[OutputBatch],
-    letters: &[crate::ports::DeadLetter],
+    letters: &[DeadLetter],
     again: bool,
 ) -> Result<(), Cause> {
     let outbox = &pointer.content.outbox;

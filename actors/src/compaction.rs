@@ -32,6 +32,9 @@ pub fn plan(rows: &[u64]) -> Option<usize> {
 /// need not be remembered.
 pub fn merge(deltas: &[RecordBatch], key_columns: usize, whole: bool) -> Result<Option<RecordBatch>, ArrowError> {
     let Some(first) = deltas.first() else { return Ok(None) };
+    if key_columns == 0 {
+        return Err(ArrowError::SchemaError("a state table needs a key column".into()));
+    }
     let schema = first.schema();
     let fields = schema.fields()[..key_columns].iter().map(|field| SortField::new(field.data_type().clone())).collect();
     let converter = RowConverter::new(fields)?;

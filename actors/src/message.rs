@@ -79,6 +79,16 @@ pub(crate) struct Claim {
     pub(crate) incarnation: Incarnation,
 }
 
+/// Shard → committer: what my pointer lists cannot be read; go back to an earlier state of mine, if that loses nothing.
+#[derive(Message)]
+#[rtype(result = "Result<Box<Pointer>, Cause>")]
+pub(crate) struct FallBack {
+    pub(crate) shard: ShardId,
+    pub(crate) incarnation: Incarnation,
+    pub(crate) base: Base,
+    pub(crate) why: String,
+}
+
 /// Shard → committer: make this durable. It names its base; the committer never renumbers.
 #[derive(Message)]
 #[rtype(result = "Result<(), Cause>")]

@@ -389,6 +389,9 @@ pub trait Sink: Send + Sync {
     /// Delivers the output of one epoch whole. Delivering it again must change nothing, as far as the kind of sink
     /// allows.
     async fn deliver(&self, delivery: &Delivery<'_>) -> Result<(), SinkError>;
+
+    /// Whether a row replaces the earlier one of its key, so that computing it again from earlier records is harmless.
+    fn replaces(&self) -> bool;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

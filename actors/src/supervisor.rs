@@ -338,15 +338,15 @@ impl Supervisor {
             .collect();
         for (key, status) in &snapshot.partitions {
             let behind = status.end.is_some_and(|end| end > status.position);
-            let standing = status.progress.elapsed() > stall && status.activity_since.elapsed() > stall;
+            let long = status.activity_since.elapsed() > stall;
             let what = match status.activity {
-                _ if status.actor.life != Life::Running || !standing && status.activity != Activity::Reading => {
-                    continue;
-                }
-                Activity::Processing => format!("it processes one batch for more than {stall:?}"),
+                _ if status.actor.life != Life::Running => continue,
+                Activity::Processing if long => format!("it processes one batch for more than {stall:?}"),
+                Activity::Reading if long => format!("the source has not answered for more than {stall:?}"),
                 Activity::Reading if behind && status.progress.elapsed() > stall => {
                     format!("it got no record for more than {stall:?} although it is behind the end of the log")
                 }
+                // Whoever waits for others does not stall: they do.
                 _ => continue,
             };
             stalled.push((ActorId::Partition(*key), what));
@@ -357,7 +357,11 @@ impl Supervisor {
                 ActorId::Partition(key) => self.partitions.get(&key).map_or(0, |known| known.actor.incarnation),
                 _ => continue,
             };
-            if matches!(id, ActorId::Shard(_)) || what.contains("processes") {
+            let stuck = snapshot
+                .partitions
+                .iter()
+                .any(|(key, status)| id == ActorId::Partition(*key) && status.activity == Activity::Processing);
+            if stuck || matches!(id, ActorId::Shard(_)) {
                 self.shared.arbiters.lock().unwrap_or_else(PoisonError::into_inner).replace(id);
             }
             match id {

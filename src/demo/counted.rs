@@ -94,6 +94,10 @@ impl Sink for Counted {
         }
         Ok(())
     }
+
+    fn replaces(&self) -> bool {
+        true
+    }
 }
 
 #[cfg(test)]

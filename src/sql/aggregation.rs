@@ -30,6 +30,8 @@ struct Call {
     filter: Option<usize>,
     /// Its state in the columns of the partial aggregate.
     state: std::ops::Range<usize>,
+    /// The types in which the function takes its state.
+    state_types: Vec<DataType>,
 }
 
 /// The aggregates of a query and the columns around them.
@@ -58,7 +60,7 @@ impl Aggregation {
         let mut fields = Vec::new();
         for (number, group) in node.group_expr.iter().enumerate() {
             columns.push(physical(group, input, state)?);
-            fields.push(Field::new(format!("k{number}"), node.schema.field(number).data_type().clone(), true));
+            fields.push(Field::new(format!("k{number}"), stored(node.schema.field(number).data_type()), true));
         }
         let keys = Arc::new(Schema::new(fields.clone()));
         let mut partial = fields.clone();
@@ -80,10 +82,13 @@ impl Aggregation {
                 columns.len() - 1
             });
             let first = partial.len();
+            let mut state_types = Vec::new();
             for part in lowered.aggregate.state_fields()? {
-                partial.push(Field::new(format!("s{}", partial.len()), part.data_type().clone(), true));
+                partial.push(Field::new(format!("s{}", partial.len()), stored(part.data_type()), true));
+                state_types.push(part.data_type().clone());
             }
-            calls.push(Call { function: lowered.aggregate, arguments, filter, state: first..partial.len() });
+            let state = first..partial.len();
+            calls.push(Call { function: lowered.aggregate, arguments, filter, state, state_types });
         }
         let aggregation =
             Self { keys, partial: Arc::new(Schema::new(partial)), result: nullable(node.schema.as_arrow()), calls };
@@ -109,6 +114,15 @@ impl Aggregation {
     /// The state columns of a partial aggregate, without its keys.
     pub(super) fn state_columns<'a>(&self, partial: &'a RecordBatch) -> &'a [ArrayRef] {
         &partial.columns()[self.key_columns()..]
+    }
+}
+
+/// The type in which a value is kept. Views share buffers, so a small state would hold on to large ones.
+fn stored(data_type: &DataType) -> DataType {
+    match data_type {
+        DataType::Utf8View => DataType::Utf8,
+        DataType::BinaryView => DataType::Binary,
+        other => other.clone(),
     }
 }
 
@@ -209,7 +223,12 @@ impl States {
         let keys = self.calls.first().map_or(0, |call| call.state.start);
         for (call, accumulator) in self.calls.iter().zip(&mut self.accumulators) {
             let columns = &states[call.state.start - keys..call.state.end - keys];
-            accumulator.merge_batch(columns, numbers, groups)?;
+            let columns = columns
+                .iter()
+                .zip(&call.state_types)
+                .map(|(column, data_type)| conform(Arc::clone(column), data_type))
+                .collect::<Result<Vec<_>, _>>()?;
+            accumulator.merge_batch(&columns, numbers, groups)?;
         }
         Ok(())
     }

@@ -33,11 +33,17 @@ pub(super) struct AggregatePlan {
 }
 
 impl AggregatePlan {
-    /// The columns of a state delta.
+    /// The columns of a state delta. A row of state has a key, so the one group of everything gets a constant one.
     fn delta_schema(&self) -> SchemaRef {
+        let key = self.whole().then(|| Arc::new(Field::new("everything", DataType::Boolean, false)));
         let fields = self.aggregation.partial.fields().iter().cloned();
         let deleted = Arc::new(Field::new(DELETED, DataType::Boolean, false));
-        Arc::new(Schema::new(fields.chain([deleted]).collect::<Vec<_>>()))
+        Arc::new(Schema::new(key.into_iter().chain(fields).chain([deleted]).collect::<Vec<_>>()))
+    }
+
+    /// Whether there are no key columns.
+    fn whole(&self) -> bool {
+        self.aggregation.key_columns() == 0
     }
 }
 
@@ -70,7 +76,7 @@ fn failed(error: impl std::fmt::Display) -> StageError {
 
 impl KeyedOperator for AggregateOperator {
     fn tables(&self) -> Vec<TableShape> {
-        vec![TableShape { key_columns: self.plan.aggregation.key_columns() }]
+        vec![TableShape { key_columns: self.plan.aggregation.key_columns().max(1) }]
     }
 
     fn apply(&mut self, rows: Vec<RecordBatch>, _watermark: Watermark) -> Result<(), StageError> {
@@ -127,6 +133,9 @@ impl Parts {
 
         let output = plan.output(keys, &old, &states, delta.num_rows())?;
         let mut columns = keys.to_vec();
+        if plan.whole() {
+            columns.push(Arc::new(BooleanArray::from(vec![true; delta.num_rows()])));
+        }
         columns.extend(states.iter().cloned());
         columns.push(Arc::new(BooleanArray::from(vec![false; delta.num_rows()])));
         let rows = batch_of(&plan.delta_schema(), columns, delta.num_rows()).map_err(failed)?;
@@ -163,8 +172,11 @@ impl Parts {
                 cast(column, data_type).map_err(failed)?
             });
         }
-        let rows = batch_of(&schema, columns, delta.rows.num_rows()).map_err(failed)?;
+        let mut rows = batch_of(&schema, columns, delta.rows.num_rows()).map_err(failed)?;
         let deleted = rows.column(rows.num_columns() - 1).as_boolean().clone();
+        if plan.whole() {
+            rows.remove_column(0);
+        }
         if deleted.true_count() == 0 {
             return self.put(plan, &rows);
         }

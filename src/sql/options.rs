@@ -132,16 +132,18 @@ pub(super) fn written<'a>(
         .collect()
 }
 
-const KAFKA_KEYS: [&str; 9] = [
+pub(super) const KAFKA_KEYS: [&str; 11] = [
     "starting.offsets",
     "max.offsets.per.batch",
     "on.data.loss",
     "bad.records",
     "null.value",
     "json.timestamp.unit",
+    "json.timestamp.unit.<column>",
     "json.missing",
     "json.extra",
     "rule.<name>",
+    "kafka.<property>",
 ];
 
 /// librdkafka properties that carry the promise that nothing is lost or counted twice.

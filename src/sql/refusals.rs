@@ -18,7 +18,7 @@ use super::error::{Place, SqlError, Text};
 use super::metadata::{normal, plain_name};
 
 /// Aggregates whose result is the same in whatever order records come and however they are cut into batches.
-const AGGREGATES: [&str; 29] = [
+pub(super) const AGGREGATES: [&str; 29] = [
     "approx_distinct",
     "avg",
     "bit_and",
@@ -51,10 +51,12 @@ const AGGREGATES: [&str; 29] = [
 ];
 
 /// Aggregates that need an order which a stream does not have.
-const ORDERED: [&str; 6] = ["any_value", "array_agg", "first_value", "last_value", "nth_value", "string_agg"];
+pub(super) const ORDERED: [&str; 6] =
+    ["any_value", "array_agg", "first_value", "last_value", "nth_value", "string_agg"];
 
 /// Aggregates whose approximation depends on how the records were cut into batches.
-const APPROXIMATE: [&str; 3] = ["approx_median", "approx_percentile_cont", "approx_percentile_cont_with_weight"];
+pub(super) const APPROXIMATE: [&str; 3] =
+    ["approx_median", "approx_percentile_cont", "approx_percentile_cont_with_weight"];
 
 /// Functions that make windows of time in this or another dialect.
 const WINDOWS: [&str; 8] =

@@ -5,7 +5,7 @@ use std::sync::Mutex;
 use std::time::Duration;
 
 /// Every kind of fault that a hostile run may meet.
-pub const KINDS: [&str; 14] = [
+pub const KINDS: [&str; 16] = [
     "store refuses",
     "store applies and loses the answer",
     "store applies late",
@@ -20,6 +20,8 @@ pub const KINDS: [&str; 14] = [
     "process killed",
     "process stopped",
     "second process",
+    "segment corrupt",
+    "source hangs",
 ];
 
 /// A seeded generator (splitmix64) that counts the faults it deals.

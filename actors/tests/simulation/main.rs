@@ -4,6 +4,7 @@
 #![allow(clippy::unwrap_used, unreachable_pub)]
 
 mod faults;
+mod halt;
 mod query;
 mod sink;
 mod source;
@@ -32,7 +33,8 @@ fn whatever_happens_the_result_is_that_of_a_plain_loop() {
     for seed in seeds() {
         let report = simulate(Plan::hostile(seed));
         if let Some(wrong) = report.wrong() {
-            panic!("seed {seed}: {wrong}\nrun again with SIMULATION_SEEDS={seed}..{}\n{report:#?}", seed + 1);
+            let trace = report.trace.join("\n");
+            panic!("seed {seed}: {wrong}\nrun again with SIMULATION_SEEDS={seed}..{}\n{trace}", seed + 1);
         }
         for (fault, count) in report.faults {
             *coverage.entry(fault).or_default() += count;

@@ -2,6 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicI64, Ordering};
 
 use arrow::array::{ArrayRef, AsArray, BooleanArray, Int64Array, RecordBatch};
 use arrow::datatypes::Int64Type;
@@ -21,6 +22,8 @@ pub const POISON: i64 = -2;
 
 pub struct Sums {
     pub shards: u32,
+    /// A shard whose operator refuses every row, for as long as this says so.
+    pub refusing: Arc<AtomicI64>,
     pub chance: Arc<Chance>,
 }
 
@@ -29,8 +32,8 @@ impl Query for Sums {
         Box::new(Stage { shards: self.shards, chance: Arc::clone(&self.chance) })
     }
 
-    fn operator(&self, _: ShardId) -> Box<dyn KeyedOperator> {
-        Box::<Operator>::default()
+    fn operator(&self, shard: ShardId) -> Box<dyn KeyedOperator> {
+        Box::new(Operator { shard, refusing: Arc::clone(&self.refusing), ..Operator::default() })
     }
 }
 
@@ -55,7 +58,7 @@ impl SourceStage for Stage {
         let mut sums: Vec<BTreeMap<i64, (i64, i64)>> = vec![BTreeMap::new(); shards];
         let mut expected = input.batch.range.from.0;
         let needs = |lane: usize, offset: i64| input.cuts[lane].is_some_and(|cut| offset >= cut.0);
-        let mut gap = |lanes: &mut Vec<LaneRows>, from: i64, until: i64| {
+        let gap = |lanes: &mut Vec<LaneRows>, from: i64, until: i64| {
             lanes[home].counts.gaps += (from..until).filter(|offset| needs(home, *offset)).count() as u64;
         };
         for ((offset, key), value) in long(rows, "_offset").iter().zip(long(rows, "key")).zip(long(rows, "value")) {
@@ -102,6 +105,8 @@ fn batch(rows: impl Iterator<Item = [i64; 3]>) -> RecordBatch {
 
 #[derive(Default)]
 struct Operator {
+    shard: ShardId,
+    refusing: Arc<AtomicI64>,
     sums: BTreeMap<i64, (i64, i64)>,
     changed: BTreeSet<i64>,
 }
@@ -112,6 +117,9 @@ impl KeyedOperator for Operator {
     }
 
     fn apply(&mut self, rows: Vec<RecordBatch>, _: Watermark) -> Result<(), StageError> {
+        if self.refusing.load(Ordering::SeqCst) == i64::from(self.shard) {
+            return Err(StageError::Failed("the operator refuses by order".into()));
+        }
         for rows in rows {
             for ((key, sum), count) in long(&rows, "key").iter().zip(long(&rows, "sum")).zip(long(&rows, "count")) {
                 let (all, n) = self.sums.entry(*key).or_default();

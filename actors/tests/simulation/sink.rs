@@ -51,4 +51,8 @@ impl Sink for FakeSink {
         }
         Ok(())
     }
+
+    fn replaces(&self) -> bool {
+        true
+    }
 }

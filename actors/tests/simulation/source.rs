@@ -88,6 +88,9 @@ impl PartitionReader for Reader {
         if self.kafka.chance.strikes("source fails", 200) {
             return Err(SourceError::Failed("the fake broker is gone".into()));
         }
+        if self.kafka.chance.strikes("source hangs", 2_000) {
+            std::future::pending::<()>().await;
+        }
         let most = (1 + self.kafka.chance.number(40) as usize).min(limit.rows);
         let (records, end) = {
             let logs = self.kafka.logs.lock().unwrap();

@@ -1,7 +1,7 @@
 //! A fake store that answers late, refuses, or applies and loses the answer. What was sent to it may land after whoever
 //! sent it is dead.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
@@ -18,6 +18,8 @@ pub struct Contents {
     pub starts: BTreeMap<PartitionKey, (String, Offset)>,
     pub pointers: BTreeMap<ShardId, Pointer>,
     pub segments: BTreeMap<SegmentKey, Vec<u8>>,
+    /// Segments whose bytes went bad on the disk.
+    pub damaged: BTreeSet<SegmentKey>,
     pub offsets: BTreeMap<(String, i32), (Offset, i64)>,
     pub dead_letters: BTreeMap<(PartitionKey, i64), DeadLetter>,
     pub notes: HashMap<PartitionKey, CrashNote>,
@@ -132,9 +134,15 @@ impl StateStore for FakeStore {
 
     async fn read_segment(&self, key: &SegmentKey) -> Result<Vec<u8>, StoreError> {
         let key = *key;
-        self.request(move |contents| contents.segments.get(&key).cloned())
-            .await?
-            .ok_or_else(|| StoreError::Corrupt(format!("segment {key:?} is missing")))
+        let read = move |contents: &mut Contents| {
+            let mut bytes = contents.segments.get(&key).cloned();
+            if let Some(bytes) = bytes.as_mut().filter(|_| contents.damaged.contains(&key)) {
+                let middle = bytes.len() / 2;
+                bytes[middle] ^= 1;
+            }
+            bytes
+        };
+        self.request(read).await?.ok_or_else(|| StoreError::Corrupt(format!("segment {key:?} is missing")))
     }
 
     async fn delete_segments(&self, keys: &[SegmentKey]) -> Result<(), StoreError> {

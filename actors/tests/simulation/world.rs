@@ -1,7 +1,7 @@
 //! One run: processes that live and die over one log, one store and one table, until everything is read.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicI64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -65,23 +65,42 @@ impl WallClock for JumpingClock {
     }
 }
 
-struct World {
+pub struct World {
     plan: Plan,
     chance: Arc<Chance>,
-    kafka: Arc<FakeKafka>,
-    contents: Arc<Mutex<Contents>>,
-    table: Arc<Table>,
+    pub kafka: Arc<FakeKafka>,
+    pub contents: Arc<Mutex<Contents>>,
+    pub table: Arc<Table>,
+    /// The shard whose operator refuses every row.
+    pub refusing: Arc<AtomicI64>,
+    /// Restarts until an actor halts.
+    budget: u32,
     begun: tokio::time::Instant,
     trace: Mutex<Vec<String>>,
 }
 
 impl World {
+    /// The same world with fewer restarts until an actor halts.
+    pub fn with_budget(&self, budget: u32) -> Self {
+        Self {
+            plan: self.plan,
+            chance: Arc::clone(&self.chance),
+            kafka: Arc::clone(&self.kafka),
+            contents: Arc::clone(&self.contents),
+            table: Arc::clone(&self.table),
+            refusing: Arc::clone(&self.refusing),
+            budget,
+            begun: self.begun,
+            trace: Mutex::default(),
+        }
+    }
+
     fn note(&self, what: impl std::fmt::Display) {
         let mut trace = self.trace.lock().unwrap();
         trace.push(format!("{:8.3} {what}", self.begun.elapsed().as_secs_f64()));
     }
 
-    fn process(&self) -> (Handle, std::pin::Pin<Box<dyn Future<Output = Outcome>>>) {
+    pub fn process(&self) -> (Handle, std::pin::Pin<Box<dyn Future<Output = Outcome>>>) {
         let store = FakeStore { contents: Arc::clone(&self.contents), chance: Arc::clone(&self.chance) };
         let sink = FakeSink { table: Arc::clone(&self.table), chance: Arc::clone(&self.chance) };
         let pipeline = Pipeline {
@@ -91,7 +110,11 @@ impl World {
             source: Arc::new(SharedKafka(Arc::clone(&self.kafka))),
             store: Arc::new(store),
             sink: Arc::new(sink),
-            query: Arc::new(Sums { shards: self.plan.shards, chance: Arc::clone(&self.chance) }),
+            query: Arc::new(Sums {
+                shards: self.plan.shards,
+                refusing: Arc::clone(&self.refusing),
+                chance: Arc::clone(&self.chance),
+            }),
             clock: HybridClock::new(Arc::new(JumpingClock(Arc::clone(&self.chance), self.begun))),
             tuning: Tuning {
                 checkpoint_interval: Duration::from_millis(200),
@@ -104,7 +127,7 @@ impl World {
                 restart: RestartPolicy {
                     initial: Duration::from_millis(20),
                     max: Duration::from_millis(500),
-                    budget: 1_000_000,
+                    budget: self.budget,
                     refill: Duration::from_secs(60),
                 },
                 stall: Duration::from_secs(30),
@@ -116,7 +139,7 @@ impl World {
     }
 
     /// What a plain loop over the log computes.
-    fn truth(&self) -> (BTreeMap<i64, (i64, i64)>, BTreeSet<(i32, i64)>) {
+    pub fn truth(&self) -> (BTreeMap<i64, (i64, i64)>, BTreeSet<(i32, i64)>) {
         let mut sums = BTreeMap::<i64, (i64, i64)>::new();
         let mut letters = BTreeSet::new();
         for (partition, log) in self.kafka.logs.lock().unwrap().iter() {
@@ -132,7 +155,7 @@ impl World {
         (sums, letters)
     }
 
-    fn differences(&self) -> Vec<String> {
+    pub fn differences(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         let (sums, letters) = self.truth();
         let rows: BTreeMap<i64, (i64, i64)> =
@@ -167,7 +190,7 @@ impl World {
         wrong
     }
 
-    fn produce(&self, first: usize, count: usize) {
+    pub fn produce(&self, first: usize, count: usize) {
         for number in first..first + count {
             let partition = self.chance.number(self.plan.partitions as u64) as i32;
             let value = match self.chance.number(100) {
@@ -176,6 +199,22 @@ impl World {
                 value => value as i64,
             };
             self.kafka.produce(partition, self.chance.number(23) as i64, value);
+        }
+    }
+
+    /// Damages a segment that a pointer lists and the state before it does not need, between two processes.
+    fn corrupt(&self) {
+        let mut contents = self.contents.lock().unwrap();
+        let pointers: Vec<_> = contents.pointers.values().cloned().collect();
+        for pointer in pointers {
+            let Some(kept) = pointer.kept.first() else { continue };
+            let listed = pointer.content.state.iter().chain(&pointer.content.outbox.segments);
+            let newer: Vec<_> = listed.filter(|segment| !kept.state.contains(segment)).collect();
+            if newer.is_empty() || !self.chance.strikes("segment corrupt", 4) {
+                continue;
+            }
+            let segment = newer[self.chance.number(newer.len() as u64) as usize];
+            contents.damaged.insert(segment.key);
         }
     }
 
@@ -201,6 +240,7 @@ impl World {
         self.produce(0, produced);
         if self.plan.hostile {
             for _ in 0..2 + self.chance.number(3) {
+                self.corrupt();
                 let (handle, running) = self.process();
                 self.note("a process starts");
                 let running = tokio::task::spawn_local(running);
@@ -298,8 +338,8 @@ fn quiet_panics() {
     });
 }
 
-/// Runs a plan on one thread in virtual time.
-pub fn simulate(plan: Plan) -> Report {
+/// Runs a world on one thread in virtual time.
+pub fn on_one_thread<T: 'static>(plan: Plan, live: impl AsyncFnOnce(&World) -> T + 'static) -> (World, T) {
     quiet_panics();
     let system = actix_rt::System::with_tokio_rt(|| {
         tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap()
@@ -312,13 +352,21 @@ pub fn simulate(plan: Plan) -> Report {
             chance,
             contents: Arc::default(),
             table: Arc::default(),
+            refusing: Arc::new(AtomicI64::new(-1)),
+            budget: 1_000_000,
             begun: tokio::time::Instant::now(),
             trace: Mutex::default(),
         };
         SIMULATING.set(true);
-        let wrong = world.live().await;
+        let out = live(&world).await;
         SIMULATING.set(false);
-        let faults = world.chance.dealt.lock().unwrap().clone();
-        Report { faults, wrong, trace: world.trace.into_inner().unwrap() }
+        (world, out)
     })
+}
+
+/// Lives through a plan.
+pub fn simulate(plan: Plan) -> Report {
+    let (world, wrong) = on_one_thread(plan, async |world| world.live().await);
+    let faults = world.chance.dealt.lock().unwrap().clone();
+    Report { faults, wrong, trace: world.trace.into_inner().unwrap() }
 }

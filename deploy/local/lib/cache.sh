@@ -5,20 +5,19 @@
 
 cache=${STRANDLINE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/strandline}
 
-# fetch KIND...: install what is missing and download the jars of each kind. Parallel calls wait for one another.
+# fetch KIND: installs what is missing and downloads the jars of the server. Parallel calls wait for one another.
 fetch() {
-    local kind
-    if have_java && for kind in "$@"; do have_jars "$kind" || break; done && have_jars "$kind"; then return; fi
+    local kind=$1
+    if have_java && have_jars "$kind"; then return; fi
 
     mkdir -p "$cache"
     (
-        flock 8
+        flock -n 8 || { say "waiting for another fetch"; flock 8; }
         install_commands
-        for kind in "$@"; do
-            have_jars "$kind" && continue
+        if ! have_jars "$kind"; then
             download_jars "$kind"
             make_archive "$kind" || say "$kind: that failed; it works all the same"
-        done
+        fi
     ) 8>"$cache/fetch.lock"
 }
 
@@ -27,16 +26,17 @@ jars() { echo "$cache/$1/lib"; }
 have_jars() { "$1_pom" | cmp -s - "$cache/$1/pom.xml"; }
 
 download_jars() {
-    local kind=$1 new="$cache/$1.new" log="$cache/$1.fetch.log"
+    local kind=$1 new="$cache/$1.new" log="$cache/$1.fetch.log" java
+    java=$(realpath "$(java17)")
     say "$kind: downloading its jars into $cache/$kind"
     rm -rf "$new"
     mkdir -p "$new"
     "${kind}_pom" >"$new/pom.xml"
-    mvn --batch-mode --no-transfer-progress -f "$new/pom.xml" \
+    JAVA_HOME=${java%/bin/java} mvn --batch-mode --no-transfer-progress -Dstyle.color=never -f "$new/pom.xml" \
         org.apache.maven.plugins:maven-dependency-plugin:3.8.1:copy-dependencies \
         -DincludeScope=runtime -DoutputDirectory="$new/lib" >"$log" 2>&1 8>&- \
         || { tail -n 20 "$log" >&2; fail "Maven could not download the jars of $kind; all of its output is in $log"; }
-    rm -rf "${cache:?}/$kind"
+    rm -rf "${cache:?}/${kind:?}"
     mv "$new" "$cache/$kind"
     say "$kind: $(find "$cache/$kind/lib" -name '*.jar' | wc -l) jars are there"
 }
@@ -60,11 +60,12 @@ XML
     printf '  </dependencies>\n</project>\n'
 }
 
-# java17: the path of a Java 17; Cassandra runs on no newer one.
+# Prints the path of a Java 17, by the file that says its version: Cassandra runs on no newer one.
 java17() {
-    local java
+    local java home
     for java in "${JAVA_HOME:-/nowhere}/bin/java" "$(command -v java)" /usr/lib/jvm/java-17-*/bin/java; do
-        if [[ -x $java && $("$java" -version 2>&1) == *'version "17'* ]]; then
+        home=$(dirname "$(dirname "$(realpath -m "${java:-/nowhere}")")")
+        if [[ -x $java ]] && grep -q '^JAVA_VERSION="17' "$home/release" 2>/dev/null; then
             echo "$java"
             return
         fi
@@ -87,6 +88,8 @@ install_commands() {
         as_root=(sudo)
     fi
     say "installing ${packages[*]}"
-    "${as_root[@]}" apt-get update -qq 8>&- >&2
-    DEBIAN_FRONTEND=noninteractive "${as_root[@]}" apt-get install -y -qq --no-install-recommends "${packages[@]}" 8>&- >&2
+    {
+        "${as_root[@]}" apt-get update -qq &&
+            "${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends "${packages[@]}"
+    } >&2 8>&- || fail "apt-get could not install ${packages[*]}"
 }

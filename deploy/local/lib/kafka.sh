@@ -9,6 +9,7 @@ kafka_pom() {
 
 # Properties as Kafka reads them; of a key that is there twice it takes the last, so --set comes last.
 kafka_configure() {
+    local options
     cat >"$dir/server.properties" <<PROPERTIES
 process.roles=broker,controller
 node.id=1
@@ -32,6 +33,11 @@ share.coordinator.state.topic.replication.factor=1
 share.coordinator.state.topic.min.isr=1
 share.coordinator.state.topic.num.partitions=4
 group.initial.rebalance.delay.ms=0
+
+# After a kill the broker may only come back once its old session has ended.
+broker.session.timeout.ms=3000
+broker.heartbeat.interval.ms=500
+
 log.initial.task.delay.ms=500
 log.retention.check.interval.ms=1000
 $(printf '%s\n' "${sets[@]}")
@@ -39,7 +45,8 @@ PROPERTIES
 
     if [[ ! -e $dir/data/meta.properties ]]; then
         mkdir -p "$dir/data"
-        "$(java17)" -Xmx128m -XX:TieredStopAtLevel=1 $(archive_options kafka) -cp "$(jars kafka)/*" \
+        read -ra options <<<"-Xmx128m -XX:TieredStopAtLevel=1 $(archive_options kafka)"
+        "$(java17)" "${options[@]}" -cp "$(jars kafka)/*" \
             kafka.tools.StorageTool format -t "$(kafka_cluster_id)" -c "$dir/server.properties" >"$dir/format.log" 2>&1 9>&- \
             || { tail -n 20 "$dir/format.log" >&2; fail "kafka could not format $dir/data"; }
     fi

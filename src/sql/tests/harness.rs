@@ -14,11 +14,13 @@ use datafusion::common::ScalarValue;
 use datafusion::datasource::MemTable;
 use datafusion::execution::context::SessionContext;
 use datafusion::prelude::SessionConfig;
+use strandline_actors::pointer::{Attempt, Epoch, SegmentKey, SegmentKind};
 use strandline_actors::ports::{
     Change, DeadLetter, KeyedOperator, OutputBatch, Query, SourceBatch, SourceStage, StageError, StageInput,
     StageOutput, StateDelta, raw,
 };
 use strandline_actors::position::{Counts, Offset, PartitionKey, Range, SourcePartition};
+use strandline_actors::segment;
 use uuid::Uuid;
 
 use super::super::{Plan, plan};
@@ -244,9 +246,28 @@ impl Pipeline {
         (0..self.shards).flat_map(|shard| self.checkpoint(shard)).collect()
     }
 
-    /// Replaces a shard's operator by a fresh one that starts from the stored state.
+    /// Replaces a shard's operator by a fresh one that starts from the stored state, as it is after it was encoded,
+    /// merged and decoded.
     pub(super) fn restart(&mut self, shard: usize) {
         let mut fresh = self.query.operator(shard as u32);
+        let tables = fresh.tables();
+        let deltas: Vec<_> = self.stored[shard].iter().map(|delta| delta.rows.clone()).collect();
+        let merged = match tables.first() {
+            Some(table) => strandline_actors::compaction::merge(&deltas, table.key_columns, true).unwrap(),
+            None => None,
+        };
+        let mut number = 0;
+        let key = SegmentKey { shard: shard as u32, epoch: Epoch(1), attempt: Attempt::fresh(), number: 0 };
+        let stored = merged.iter().flat_map(|rows| {
+            let next = || {
+                number += 1;
+                SegmentKey { number, ..key }
+            };
+            let segments = segment::encode(rows, SegmentKind::State { table: 0 }, next).unwrap();
+            let decoded = segments.iter().flat_map(|s| segment::decode(&s.reference, &s.bytes).unwrap());
+            decoded.map(|rows| StateDelta { table: 0, rows }).collect::<Vec<_>>()
+        });
+        self.stored[shard] = stored.collect();
         fresh.restore(self.stored[shard].clone()).unwrap();
         assert_eq!(fresh.keys(), self.operators[shard].keys());
         self.operators[shard] = fresh;

@@ -4,6 +4,7 @@
 
 mod aggregates;
 mod checkpoints;
+mod documentation;
 mod fingerprints;
 mod harness;
 mod having;

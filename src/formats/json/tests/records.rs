@@ -162,6 +162,8 @@ fn depth_is_bounded_wherever_it_is() {
             (format!(r#"{{"z":{}}}"#, nested("[", levels, "", "]")), reason.as_str()),
             (format!(r#"{{"a":{}}}"#, nested("[", levels, "", "]")), &reason),
             (format!(r#"{{"n":{}}}"#, nested(r#"{"n":"#, levels, "1", "}")), &reason),
+            // A text that ends in an escaped backslash ends there.
+            (format!(r#"{{"y":"\\","z":{}}}"#, nested("[", levels, "", "]")), &reason),
             (nested("[", levels + 1, "", "]"), &reason),
             ("[".repeat(levels + 1), &reason),
             (r#"{"z":"#.repeat(levels + 1), &reason),

@@ -1,0 +1,76 @@
+//! A shard that crashes whatever is done halts, and the rest goes on; resumed, it catches up from where it stood.
+
+use std::sync::atomic::Ordering;
+use std::time::Duration;
+
+use strandline_actors::board::{ActorId, Life};
+use strandline_actors::position::Offset;
+use strandline_actors::run::Outcome;
+
+use crate::world::{Plan, World, on_one_thread};
+
+async fn until(what: &str, condition: impl Fn() -> bool) {
+    let patience = tokio::time::Instant::now() + Duration::from_secs(300);
+    while !condition() {
+        assert!(tokio::time::Instant::now() < patience, "waited in vain until {what}");
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+}
+
+/// Whether the table holds the truth of all keys of a shard (in this query, key modulo shards).
+fn complete(world: &World, shard: i64) -> bool {
+    let (truth, _) = world.truth();
+    let rows = world.table.rows.lock().unwrap();
+    truth
+        .iter()
+        .filter(|(key, _)| *key % 2 == shard)
+        .all(|(key, sum)| rows.get(key).is_some_and(|row| (row.0, row.1) == *sum))
+}
+
+#[test]
+fn a_shard_that_keeps_crashing_halts_and_the_rest_goes_on() {
+    on_one_thread(Plan::quiet(7), async |world| {
+        world.produce(0, 200);
+        let (handle, running) = world.with_budget(4).process();
+        let running = tokio::task::spawn_local(running);
+        until("the first records are counted", || world.differences().is_empty()).await;
+        let offsets = || -> Vec<Offset> { world.contents.lock().unwrap().offsets.values().map(|row| row.0).collect() };
+        let before = offsets();
+
+        world.refusing.store(1, Ordering::SeqCst);
+        world.produce(200, 200);
+        until("shard 1 halts", || handle.board().snapshot().shards[&1].actor.life == Life::Halted).await;
+        until("shard 0 goes on", || complete(world, 0)).await;
+        assert!(!complete(world, 1));
+        assert_eq!(offsets(), before, "kafka_offsets moves only with all shards");
+        assert_eq!(handle.board().snapshot().shards[&0].actor.restarts, 0, "shard 0 was never loaded again");
+
+        world.refusing.store(-1, Ordering::SeqCst);
+        world.produce(400, 100);
+        assert!(!handle.resume(ActorId::Shard(0)).await, "shard 0 is not halted");
+        assert!(handle.resume(ActorId::Shard(1)).await);
+        until("everything is counted once", || world.differences().is_empty()).await;
+        handle.stop();
+        assert_eq!(running.await.unwrap(), Outcome::Stopped);
+        assert_eq!(world.differences(), Vec::<String>::new());
+    });
+}
+
+#[test]
+fn a_committer_that_keeps_crashing_ends_the_process() {
+    on_one_thread(Plan::quiet(8), async |world| {
+        world.produce(0, 50);
+        let (handle, running) = world.with_budget(3).process();
+        let running = tokio::task::spawn_local(running);
+        for _ in 0..4 {
+            let restarts = handle.board().snapshot().committer.actor.restarts;
+            until("the committer runs", || handle.board().snapshot().committer.actor.life == Life::Running).await;
+            handle.crash(strandline_actors::message::Target::Committer);
+            until("it crashes", || handle.board().snapshot().committer.actor.restarts > restarts).await;
+        }
+        match running.await.unwrap() {
+            Outcome::Failed(why) => assert!(why.contains("the offset committer crashed too often"), "{why}"),
+            other => panic!("{other:?}"),
+        }
+    });
+}
