@@ -6,6 +6,7 @@ mod cassandra_connection;
 mod cassandra_sink;
 mod cassandra_store;
 mod cassandra_tls;
+mod cli;
 mod end_to_end;
 mod kafka_source;
 mod local_store;
