@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use serde::Serialize;
@@ -115,6 +115,9 @@ pub struct PartitionStatus {
     pub position: Offset,
     /// The end of the log, as far as it is known.
     pub end: Option<Offset>,
+    /// The time until Kafka's retention deletes records that were not read, in seconds; known only while something is
+    /// halted that still needs them.
+    pub expires: Option<u64>,
     /// The watermark, in nanoseconds.
     pub watermark: Watermark,
     /// Records read in this life of the process, replays included.
@@ -167,6 +170,9 @@ pub struct ShardStatus {
     /// Since when it handles the same message.
     #[serde(serialize_with = "maybe_ago")]
     pub busy: Option<Instant>,
+    /// The positions of the last checkpoint.
+    #[serde(skip)]
+    pub positions: Arc<BTreeMap<PartitionKey, Offset>>,
     /// When the last checkpoint was committed.
     #[serde(serialize_with = "maybe_ago")]
     pub committed: Option<Instant>,
@@ -246,6 +252,7 @@ impl Board {
                 activity_since: Instant::now(),
                 position: Offset(0),
                 end: None,
+                expires: None,
                 watermark: None,
                 rows: 0,
                 bytes: 0,

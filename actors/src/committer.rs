@@ -74,6 +74,8 @@ impl OffsetCommitter {
     }
 
     fn committed(&mut self, shard: ShardId, pointer: &Pointer, ctx: &mut Context<Self>) {
+        let positions = pointer.content.vector.0.iter().map(|(key, position)| (*key, position.next)).collect();
+        self.env.board.shard(shard, |status| status.positions = Arc::new(positions));
         if let Some(slot) = self.slots.get_mut(&shard) {
             slot.pointer = Some(pointer.clone());
             slot.committed = Some(pointer.clone());

@@ -32,6 +32,7 @@ pub mod ports;
 pub mod position;
 pub mod recovery;
 pub mod restart;
+mod retention;
 pub mod run;
 pub mod segment;
 pub mod supervisor;

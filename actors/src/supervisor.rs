@@ -31,6 +31,7 @@ use crate::pointer::{Generation, ShardId};
 use crate::ports::{SourceError, StoreError};
 use crate::position::{Offset, PartitionKey, SourcePartition};
 use crate::restart::{Crashes, Restart};
+use crate::retention::{self, Beginnings};
 
 /// Under this partition number the store keeps that all partitions of a topic's first discovery have their start.
 const FIRST_DISCOVERY: i32 = -1;
@@ -462,9 +463,12 @@ async fn next_generation(shared: &Shared) -> Result<Generation, StoreError> {
 /// good.
 async fn discover(shared: Arc<Shared>, supervisor: Addr<Supervisor>) -> Cause {
     let mut found = false;
+    let mut beginnings = Beginnings::new();
     loop {
         match shared.pipeline.source.partitions().await {
             Ok(partitions) => {
+                let source = shared.pipeline.source.as_ref();
+                retention::watch(source, &shared.board, &partitions, &mut beginnings).await;
                 let decided = decide_starts(&shared, partitions).await;
                 match decided {
                     Ok(decided) => {

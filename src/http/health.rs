@@ -20,8 +20,10 @@ pub(super) fn problems(board: &Snapshot, stall: Duration, since: Duration) -> Ve
                 status.topic,
                 status.partition
             ));
+            problems.extend(expiring(status));
             continue;
         }
+        problems.extend(expiring(status));
         let lag = status.lag().unwrap_or_default();
         let standing = status.progress.elapsed();
         if lag > 0 && standing > stall {
@@ -88,6 +90,15 @@ pub(crate) fn waiting_for(board: &Snapshot, shards: u32) -> Vec<String> {
 
 fn name(status: &PartitionStatus) -> String {
     format!("partition {}-{}", status.topic, status.partition)
+}
+
+/// What Kafka is about to delete, while something that needs it is halted.
+fn expiring(status: &PartitionStatus) -> Option<String> {
+    let name = name(status);
+    match status.expires? {
+        0 => Some(format!("Kafka has deleted records of {name} that were not read")),
+        left => Some(format!("Kafka deletes records of {name} that were not read in about {left} s")),
+    }
 }
 
 fn because(actor: &ActorStatus) -> String {

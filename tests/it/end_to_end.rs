@@ -50,8 +50,9 @@ impl Shop {
                     state ^= state >> 7;
                     state ^= state << 17;
                     // Skewed: half of the records are of one item, and one partition gets a third of them.
-                    let item = if state % 2 == 0 { 0 } else { state / 2 % 500 };
-                    let partition = (if state / 8 % 3 == 0 { 0 } else { state / 64 % PARTITIONS as u64 }) as i32;
+                    let item = if state.is_multiple_of(2) { 0 } else { state / 2 % 500 };
+                    let partition =
+                        (if (state / 8).is_multiple_of(3) { 0 } else { state / 64 % PARTITIONS as u64 }) as i32;
                     let qty = (state / 1024 % 9) as i64;
                     let value = format!(r#"{{"user_id":"u{number}","item":"item-{item}","qty":{qty},"note":"x"}}"#);
                     let sent = Sent { key: None, value: Some(value.as_bytes()), headers: None };

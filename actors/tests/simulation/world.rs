@@ -15,10 +15,13 @@ use strandline_actors::run::{Handle, Outcome, run};
 use strandline_actors::supervisor::Placement;
 
 use crate::faults::Chance;
-use crate::query::{BAD, POISON, Sums};
+use crate::query::{self, BAD, POISON};
 use crate::sink::{FakeSink, Table};
 use crate::source::{FakeKafka, SharedKafka};
 use crate::store::{Contents, FakeStore};
+
+/// By key: sum and count.
+type Sums = BTreeMap<i64, (i64, i64)>;
 
 /// What a run is like.
 #[derive(Clone, Copy, Debug)]
@@ -110,7 +113,7 @@ impl World {
             source: Arc::new(SharedKafka(Arc::clone(&self.kafka))),
             store: Arc::new(store),
             sink: Arc::new(sink),
-            query: Arc::new(Sums {
+            query: Arc::new(query::Sums {
                 shards: self.plan.shards,
                 refusing: Arc::clone(&self.refusing),
                 chance: Arc::clone(&self.chance),
@@ -139,8 +142,8 @@ impl World {
     }
 
     /// What a plain loop over the log computes.
-    pub fn truth(&self) -> (BTreeMap<i64, (i64, i64)>, BTreeSet<(i32, i64)>) {
-        let mut sums = BTreeMap::<i64, (i64, i64)>::new();
+    pub fn truth(&self) -> (Sums, BTreeSet<(i32, i64)>) {
+        let mut sums = Sums::new();
         let mut letters = BTreeSet::new();
         for (partition, log) in self.kafka.logs.lock().unwrap().iter() {
             for record in &log.records {
@@ -158,8 +161,7 @@ impl World {
     pub fn differences(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         let (sums, letters) = self.truth();
-        let rows: BTreeMap<i64, (i64, i64)> =
-            self.table.rows.lock().unwrap().iter().map(|(key, row)| (*key, (row.0, row.1))).collect();
+        let rows: Sums = self.table.rows.lock().unwrap().iter().map(|(key, row)| (*key, (row.0, row.1))).collect();
         for key in sums.keys().chain(rows.keys()).collect::<BTreeSet<_>>() {
             if sums.get(key) != rows.get(key) {
                 wrong.push(format!("key {key}: {:?} in the table, {:?} in truth", rows.get(key), sums.get(key)));
