@@ -9,7 +9,7 @@
 //!
 //! 1. [`position`]: an offset is the next one to read; a shard's *vector* says where it stands in each partition.
 //! 2. [`lane`]: a shard takes a range only where it stands. So a row counts once, whatever was sent again.
-//! 3. [`pointer`]: state, vector and output of a shard become durable together, by one conditional write.
+//! 3. [`mod@pointer`]: state, vector and output of a shard become durable together, by one conditional write.
 //! 4. [`recovery`]: what an answer of the store means, and what no answer means.
 //! 5. `partition`, `aggregation`, `committer`, `supervisor`: the four actors. After any death a partition asks every shard
 //!    where it stands and reads from the lowest answer; a shard is loaded only by a claim of its pointer.
