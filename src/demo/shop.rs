@@ -142,7 +142,7 @@ struct Order {
 impl Order {
     /// The order of a random number: low items far more often than high ones.
     fn of(random: u64) -> Self {
-        let skewed = (random & 0xffff) * (random >> 16 & 0xffff) >> 16;
+        let skewed = ((random & 0xffff) * (random >> 16 & 0xffff)) >> 16;
         Self {
             user: (random >> 32) % 10_000,
             item: ITEMS[(skewed as usize * ITEMS.len()) >> 16],
