@@ -215,8 +215,8 @@ fn introduce(server: Option<&Server>, arguments: &DemoArguments) {
         false => format!("for {:?}", arguments.duration),
     };
     print(&format!(
-        "Strandline demo: {rate} orders a second {time}, counted by\n\n{sql}\nwhile the actors that count them are killed \
-         one after another.\n{NOTE}\n{page}\nSTRANDLINE_LOG__LEVEL=info shows the log.\n\n",
+        "Strandline demo: {rate} orders a second {time}, counted by\n\n{sql}\n\nwhile the actors that count them are killed \
+         one after another.\n\n{NOTE}\n{page}\nSTRANDLINE_LOG__LEVEL=info shows the log.\n\n",
         rate = arguments.rate,
         sql = SQL.lines().map(|line| format!("  {line}").trim_end().to_owned() + "\n").collect::<String>().trim_end(),
     ));

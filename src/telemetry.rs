@@ -102,6 +102,15 @@ impl Telemetry {
             .try_init()
             .map_err(|error| TelemetryError::Twice(error.to_string()))?;
         std::panic::set_hook(Box::new(log_panic));
+        if telemetry.provider.is_some()
+            && let Ok(protocol) = std::env::var("OTEL_EXPORTER_OTLP_PROTOCOL")
+            && !matches!(protocol.as_str(), "" | "grpc")
+        {
+            tracing::warn!(
+                "OTEL_EXPORTER_OTLP_PROTOCOL is `{protocol}`, but traces are sent by grpc: name the collector's port for \
+                 that, which is 4317 unless it was changed"
+            );
+        }
         Ok(telemetry)
     }
 

@@ -23,6 +23,10 @@ pub(super) fn run(given: &Loaded) -> Result<(), Failure> {
     service::planned(settings)?;
     let telemetry = Telemetry::start(&settings.log, Collector::of_environment(|name| std::env::var_os(name)))?;
     let ending = Ending::default();
+    let mut places: Vec<&str> = given.given.values().map(String::as_str).collect();
+    places.sort_unstable();
+    places.dedup();
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), "settings are given by {}", places.join(", "));
     let done = run_with(settings, &telemetry, &ending);
     telemetry.finish(ending.left().map_or(FOR_TRACES, |left| left.min(FOR_TRACES)));
     done

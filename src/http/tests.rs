@@ -293,6 +293,26 @@ fn metrics_are_those_of_the_board() {
     assert!(samples["process_resident_memory_bytes"] > 1e6);
 }
 
+/// Every metric is documented, and nothing is documented that does not exist.
+#[test]
+fn the_documentation_names_all_metrics() {
+    let painted = Painted::well();
+    for partition in 0..2 {
+        painted.board.partition(key(partition), |status| status.watermark = Some(1));
+        painted.board.shard(partition as u32, |status| status.watermark = Some(1));
+    }
+    let (_, text) = painted.serve(false).get("/metrics");
+    let found: std::collections::BTreeSet<String> =
+        samples(&text).keys().map(|name| name.split('{').next().unwrap().to_owned()).collect();
+    let documentation = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/docs/http.md")).unwrap();
+    let table = documentation.split("## Metrics").nth(1).unwrap().lines().filter(|line| line.starts_with("| `"));
+    let documented: std::collections::BTreeSet<String> = table
+        .flat_map(|line| line.split('|').nth(1).unwrap().split(','))
+        .map(|name| name.trim().trim_matches('`').to_owned())
+        .collect();
+    assert_eq!(found, documented);
+}
+
 #[test]
 fn a_topic_that_was_made_again_gives_each_series_once() {
     let painted = Painted::well();

@@ -391,6 +391,14 @@ impl Running {
     }
 }
 
+impl Drop for Running {
+    /// A test that fails leaves nothing running.
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
 /// An embedded Kafka with some orders of tea.
 fn orders(count: i64) -> EmbeddedKafka {
     let kafka = EmbeddedKafka::start(1).unwrap();
@@ -462,6 +470,60 @@ fn a_collector_that_never_answers_does_not_hold_up_the_work_or_the_end() {
     assert_eq!(last_row(&out), (1000, 2000));
 }
 
+/// A collector that says no more than HTTP/2 needs, and keeps what it is sent.
+#[test]
+fn traces_of_batches_and_checkpoints_reach_the_collector() {
+    let (place, kafka) = (Place::new(), orders(100));
+    let collector = TcpListener::bind("127.0.0.1:0").unwrap();
+    let endpoint = format!("http://{}", collector.local_addr().unwrap());
+    let (sent, got) = mpsc::channel();
+    std::thread::spawn(move || {
+        let (mut stream, _) = collector.accept().unwrap();
+        // An empty SETTINGS frame.
+        stream.write_all(&[0, 0, 0, 4, 0, 0, 0, 0, 0]).unwrap();
+        let mut buffer = [0; 4096];
+        while let Ok(read @ 1..) = stream.read(&mut buffer) {
+            if sent.send(buffer[..read].to_vec()).is_err() {
+                return;
+            }
+        }
+    });
+    let settings = [("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()), ("SHUTDOWN__DEADLINE", "5s")];
+    let running = Running::start(&place, &kafka, &settings);
+    let wanted = ["strandline", "service.name", "batch", "messaging.destination.partition.id", "merge", "checkpoint"];
+    let (mut bytes, until) = (Vec::new(), Instant::now() + PATIENCE);
+    while !wanted.iter().all(|name| bytes.windows(name.len()).any(|part| part == name.as_bytes())) {
+        let more = got.recv_timeout(until.saturating_duration_since(Instant::now()));
+        bytes.extend(more.expect("no traces with all of these names"));
+    }
+    running.signal("TERM");
+    assert_eq!(running.end().0, 0);
+}
+
+/// A sink that takes nothing: nobody reads the pipe that is its standard output.
+#[test]
+fn when_the_last_checkpoint_cannot_be_taken_it_ends_at_the_deadline_and_says_so() {
+    let (place, kafka) = (Place::new(), orders(0));
+    let producer = producer_of(&kafka);
+    for number in 0..5_000 {
+        let value = format!("{{\"item\":\"item number {number}\",\"qty\":1}}");
+        send(&producer, "orders", number % 2, Sent { key: None, value: Some(value.as_bytes()), headers: None });
+    }
+    producer.flush(PATIENCE).unwrap();
+    let mut running = Running::start(&place, &kafka, &[("SHUTDOWN__DEADLINE", "2s")]);
+    running.until_read(5_000);
+    let begun = Instant::now();
+    running.signal("TERM");
+    let said = running.line("strandline: ");
+    assert_eq!(running.child.wait().unwrap().code(), Some(1), "{said}");
+    assert!(
+        said.contains("the last checkpoint was not committed in time (STRANDLINE_SHUTDOWN__DEADLINE is 2s)"),
+        "{said}"
+    );
+    assert!(said.contains("the next start goes on from the last checkpoint that was committed"), "{said}");
+    assert!(begun.elapsed() < Duration::from_secs(10), "it took {:?}", begun.elapsed());
+}
+
 #[test]
 fn two_processes_do_not_share_a_local_store() {
     let (place, kafka) = (Place::new(), orders(10));
@@ -477,6 +539,25 @@ fn two_processes_do_not_share_a_local_store() {
     place.run(&["run"], &settings).failed(1, &["strandline-data"]);
     running.signal("TERM");
     assert_eq!(running.end().0, 0);
+}
+
+#[test]
+fn a_process_that_was_taken_over_steps_down_with_a_code_of_its_own() {
+    let nodes = std::env::var("TEST_CASSANDRA")
+        .expect("TEST_CASSANDRA is not set: the tests need a real Cassandra, start them with tests/run");
+    let (place, kafka) = (Place::new(), orders(100));
+    let keyspace = format!("cli_{}", uuid::Uuid::new_v4().simple());
+    let settings =
+        [("STORE__KIND", "cassandra"), ("CASSANDRA__NODES", nodes.as_str()), ("CASSANDRA__KEYSPACE", &keyspace)];
+    let first = Running::start(&place, &kafka, &settings);
+    first.until("/readyz", |status, _| status == 200);
+    let second = Running::start(&place, &kafka, &settings);
+    let said = first.line("strandline: ");
+    assert!(said.starts_with("strandline: stepped down: "), "{said}");
+    assert_eq!(first.end().0, 75);
+    second.until("/readyz", |status, _| status == 200);
+    second.signal("TERM");
+    assert_eq!(second.end().0, 0);
 }
 
 #[test]
