@@ -117,7 +117,11 @@ async fn supervise(shared: Arc<Shared>, control: Arc<Control>) -> Outcome {
         }
         let cause = death.await.unwrap_or(Cause::Stopped);
         shared.end_all();
-        shared.board.actor(ActorId::Supervisor, |status| status.life = Life::Stopped);
+        let ended = |life| shared.board.actor(ActorId::Supervisor, |status| status.life = life);
+        ended(match cause {
+            Cause::Stopped | Cause::Fenced(_) | Cause::Halt(_) => Life::Stopped,
+            _ => Life::BackingOff,
+        });
         let why = match cause {
             Cause::Stopped if control.killed.load(Ordering::SeqCst) => return Outcome::Failed("killed".into()),
             Cause::Stopped => return Outcome::Stopped,

@@ -3,7 +3,7 @@
 # A server's jars are complete or absent: they are gathered in a directory of another name and then moved. The pom that
 # they were gathered from lies beside them and is the stamp: while it says the same, there is nothing to do.
 
-cache=${STRANDLINE_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/strandline}
+cache=${SERVICES_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/strandline}
 
 # fetch KIND: installs what is missing and downloads the jars of the server. Parallel calls wait for one another.
 fetch() {
