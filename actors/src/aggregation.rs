@@ -24,6 +24,8 @@ use crate::pointer::{Attempt, Base, Pointer, SegmentKind, ShardId};
 use crate::ports::{DeadLetter, KeyedOperator, StageError, StateDelta};
 use crate::position::{Counts, PartitionKey, Position, Vector, Watermark};
 
+/// How many times the bound of pending rows changes of the state may take before they hold back the sources.
+const CHANGES: usize = 8;
 /// Segments that are read at the same time while a shard loads.
 const LOADING: usize = 4;
 
@@ -42,7 +44,8 @@ pub(crate) struct AggregationActor {
     /// Partitions that asked before the shard was loaded.
     asking: Vec<(Register, oneshot::Sender<Registered>)>,
     dead_letters: Vec<DeadLetter>,
-    /// The credit of batches whose rows wait for a checkpoint.
+    dead_letter_bytes: usize,
+    /// The credit of batches whose rows or dead letters wait for a checkpoint.
     held: Vec<Arc<Credit>>,
     /// Rows came since the last checkpoint.
     rows_changed: bool,
@@ -76,6 +79,7 @@ impl AggregationActor {
             registered: HashMap::new(),
             asking: Vec::new(),
             dead_letters: Vec::new(),
+            dead_letter_bytes: 0,
             held: Vec::new(),
             rows_changed: false,
             moved: false,
@@ -143,6 +147,8 @@ impl AggregationActor {
         position.watermark = batch.watermark.max(position.watermark);
         position.counts.add(&batch.rows.counts);
         self.rows_changed |= !batch.rows.rows.is_empty() || !batch.rows.dead_letters.is_empty();
+        let letters = !batch.rows.dead_letters.is_empty();
+        self.dead_letter_bytes += batch.rows.dead_letters.iter().map(DeadLetter::bytes).sum::<usize>();
         self.dead_letters.extend(batch.rows.dead_letters);
         if !batch.rows.rows.is_empty() {
             let rows: usize = batch.rows.rows.iter().map(|rows| rows.num_rows()).sum();
@@ -150,7 +156,8 @@ impl AggregationActor {
             self.operator.apply(batch.rows.rows, watermark)?;
             self.env.board.shard(self.shard, |status| status.rows += rows as u64);
         }
-        if self.operator.pending_bytes() > 0 {
+        let bound = self.env.pipeline.tuning.pending_bytes.saturating_mul(CHANGES);
+        if letters || self.operator.pending_bytes() > 0 || self.operator.changed_bytes() > bound {
             self.held.extend(batch.credit);
         }
         Ok(LaneReply::Done)
@@ -166,21 +173,24 @@ impl AggregationActor {
         (self.rows_changed && self.interval_over)
             // Also when nothing has changed: so a process that lost its shards learns of it.
             || since >= tuning.quiet_interval
-            || self.operator.pending_bytes() >= tuning.pending_bytes
+            || self.operator.pending_bytes() + self.dead_letter_bytes >= tuning.pending_bytes
             || (!self.flushing.is_empty() && (self.rows_changed || self.moved))
     }
 
     /// Gathers what has changed and hands it to the committer; goes on at once.
     fn checkpoint(&mut self, ctx: &mut Context<Self>) {
+        if !self.checkpointing && self.base.is_some() && !self.rows_changed && !self.moved {
+            self.flushed(true);
+        }
         if !self.due() {
-            if !self.checkpointing && self.base.is_some() && !self.rows_changed && !self.moved {
-                self.flushed(true);
-            }
             return;
         }
         let Some(base) = self.base else { return };
         let span = tracing::info_span!("checkpoint", shard = self.shard, epoch = base.epoch.next().0);
-        let changed = match span.in_scope(|| self.operator.checkpoint()) {
+        self.env.board.shard(self.shard, |status| status.busy = Some(Instant::now()));
+        let changed = span.in_scope(|| self.operator.checkpoint());
+        self.env.board.shard(self.shard, |status| status.busy = None);
+        let changed = match changed {
             Ok(changed) => changed,
             Err(error) => return self.fail(ctx, error.into()),
         };
@@ -198,6 +208,7 @@ impl AggregationActor {
             tables: self.operator.tables().iter().map(|table| table.key_columns).collect(),
             span,
         };
+        self.dead_letter_bytes = 0;
         let held = std::mem::take(&mut self.held);
         (self.rows_changed, self.moved, self.interval_over, self.checkpointing) = (false, false, false, true);
         self.last_checkpoint = Instant::now();
@@ -212,7 +223,10 @@ impl AggregationActor {
                 }
                 Ok(Err(cause)) => actor.fail(ctx, cause),
                 // The committer died. The supervisor starts every shard again, this one too.
-                Err(_) => actor.base = None,
+                Err(_) => {
+                    actor.base = None;
+                    actor.flushed(false);
+                }
             }
         });
         ctx.spawn(committed);

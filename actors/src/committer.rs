@@ -95,9 +95,19 @@ impl OffsetCommitter {
         ctx.spawn(cleaning.into_actor(self).map(move |cleaned, actor, _| {
             let Some(slot) = actor.slots.get_mut(&shard) else { return };
             slot.cleaning = false;
-            if let Ok(cleaned) = cleaned {
-                slot.cleaned.deleted.extend(cleaned.deleted);
-                slot.cleaned.swept = slot.cleaned.swept.max(cleaned.swept);
+            match cleaned {
+                Ok(cleaned) => {
+                    slot.cleaned.deleted.extend(cleaned.deleted);
+                    slot.cleaned.swept = slot.cleaned.swept.max(cleaned.swept);
+                }
+                // Nothing is lost, but what is not needed stays; the next checkpoint tries again.
+                Err(error) => {
+                    tracing::warn!(shard, "old segments cannot be deleted: {error}");
+                    actor.env.board.committer(|status| {
+                        status.retries += 1;
+                        status.last_fault = Some(format!("deleting old segments: {error}"));
+                    });
+                }
             }
         }));
     }
@@ -161,7 +171,8 @@ impl Handler<Claim> for OffsetCommitter {
         slot.pointer = None;
         slot.running = Some(abort);
         slot.cleaned = Cleaned::default();
-        let claiming = claim(Arc::clone(&self.env), shard).instrument(tracing::info_span!("claim", shard));
+        let known = slot.committed.is_some();
+        let claiming = claim(Arc::clone(&self.env), shard, known).instrument(tracing::info_span!("claim", shard));
         Box::pin(Abortable::new(claiming, registration).into_actor(self).map(
             move |claimed, actor, ctx| match claimed {
                 Ok(Ok(pointer)) => {
@@ -310,9 +321,12 @@ impl From<StoreError> for Cause {
 
 /// Takes a shard over: one conditional write with the content unchanged. Only then is anything else of it read, and its
 /// last output delivered again.
-async fn claim(env: Arc<Env>, shard: ShardId) -> Result<Pointer, Cause> {
+async fn claim(env: Arc<Env>, shard: ShardId, known: bool) -> Result<Pointer, Cause> {
     let read = || env.pipeline.store.read_pointer(shard);
     let mut current = env.patiently("reading a pointer", read).await?;
+    if known && current.is_none() {
+        return Err(Cause::Halt(format!("the pointer of shard {shard} is gone from the store, and with it its state")));
+    }
     let claimed = loop {
         if let Some(pointer) = &current {
             env.pipeline.clock.observe(pointer.timestamp);
@@ -438,21 +452,30 @@ async fn fall_back(env: &Env, current: &Pointer, why: &str) -> Result<Pointer, C
     if !env.pipeline.sink.replaces() {
         return Err(refuse("the sink would show rows twice"));
     }
+    if env.pipeline.query.retracts() {
+        return Err(refuse("the query removes rows from the sink, and which it holds by now is not known"));
+    }
     let source = &env.pipeline.source;
     let partitions = source.partitions().await.map_err(Cause::from)?;
-    for (key, position) in &earlier.vector.0 {
+    for key in current.content.vector.0.keys() {
+        // A partition that was met only after the earlier state goes back to its start.
+        let needed = match earlier.vector.get(key) {
+            Some(position) => position.next,
+            None => {
+                let read = || env.pipeline.store.start_offset(key);
+                let start = env.patiently("reading a start offset", read).await?;
+                start.ok_or_else(|| refuse(&format!("the start of partition {key} is not stored")))?
+            }
+        };
         let Some(partition) = partitions.iter().find(|partition| partition.key == *key) else {
             return Err(refuse(&format!("partition {key} is gone")));
         };
         let first = source.start_offset(partition, true).await.map_err(Cause::from)?;
-        if first > position.next {
-            return Err(refuse(&format!(
-                "{partition} begins at {first} by now, the records from {} on are needed",
-                position.next
-            )));
+        if first > needed {
+            let now = format!("{partition} begins at {first} by now, the records from {needed} on are needed");
+            return Err(refuse(&now));
         }
     }
-    // A partition that was met only after the earlier state starts where it did then.
     tracing::error!(shard, from = %current.epoch, to = %earlier.epoch, "{why}; going back to an earlier state");
     let epoch = current.epoch.next();
     let timestamp = env.pipeline.clock.next();
@@ -498,7 +521,7 @@ async fn deliver(
         match env.pipeline.sink.deliver(&delivery).await {
             Ok(()) => return Ok(()),
             Err(SinkError::Unavailable(error)) => env.fault(&mut patience, "delivering output", &error).await,
-            Err(SinkError::Fatal(error)) => return Err(Cause::Failed(format!("the sink refused the output: {error}"))),
+            Err(SinkError::Fatal(error)) => return Err(Cause::Halt(format!("the sink refuses the output: {error}"))),
         }
         delivery.again = true;
     }
@@ -547,12 +570,20 @@ async fn commit(env: Arc<Env>, current: Pointer, checkpoint: Checkpoint, cleaned
         }
         let kind = SegmentKind::State { table };
         let stored: Vec<SegmentRef> = state.iter().filter(|segment| segment.kind == kind).cloned().collect();
-        let mut rows: Vec<u64> = stored.iter().map(|segment| segment.rows).collect();
+        // What one attempt wrote belongs together, in however many segments it is.
+        let runs: Vec<&[SegmentRef]> =
+            stored.chunk_by(|a, b| (a.key.epoch, a.key.attempt) == (b.key.epoch, b.key.attempt)).collect();
+        let mut rows: Vec<u64> = runs.iter().map(|run| run.iter().map(|segment| segment.rows).sum()).collect();
         rows.push(deltas.iter().map(|rows| rows.num_rows() as u64).sum());
-        let start = compaction::plan(&rows).unwrap_or(stored.len()).min(stored.len());
+        let first = compaction::plan(&rows).unwrap_or(runs.len()).min(runs.len());
+        let start: usize = runs[..first].iter().map(|run| run.len()).sum();
         let mut batches = Vec::new();
         for reference in &stored[start..] {
-            batches.extend(read_segment(&env, base, reference).await?);
+            // A damaged segment is for the load after the claim to deal with: it can go back to an earlier state.
+            batches.extend(read_segment(&env, base, reference).await.map_err(|unreadable| match unreadable {
+                Unreadable::Corrupt(why) => Cause::Failed(why),
+                Unreadable::Other(cause) => cause,
+            })?);
         }
         batches.extend(deltas);
         state.retain(|segment| !stored[start..].contains(segment));
@@ -583,7 +614,6 @@ async fn commit(env: Arc<Env>, current: Pointer, checkpoint: Checkpoint, cleaned
     let timestamp = env.pipeline.clock.next();
     let mut kept = vec![Kept {
         epoch: current.epoch,
-        timestamp: current.timestamp,
         vector: current.content.vector.clone(),
         state: current.content.state.clone(),
     }];
@@ -685,7 +715,7 @@ mod tests {
                 garbage,
                 ..Content::default()
             },
-            kept: vec![Kept { epoch: Epoch(8), timestamp: 0, vector: Default::default(), state: kept }],
+            kept: vec![Kept { epoch: Epoch(8), vector: Default::default(), state: kept }],
         }
     }
 

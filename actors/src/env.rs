@@ -87,6 +87,8 @@ pub(crate) struct Env {
     pub(crate) generation: Generation,
     /// Topic names by id.
     pub(crate) topics: Mutex<BTreeMap<Uuid, Arc<str>>>,
+    /// Held while a batch of suspects is processed, so that a death of the process accuses one partition at most.
+    pub(crate) narrowing: tokio::sync::Mutex<()>,
     /// The number of partitions that are read, by which a batch's share of memory is computed.
     pub(crate) partitions: AtomicU64,
 }

@@ -10,6 +10,7 @@ use std::sync::Arc;
 use actix::dev::Request;
 use actix::{Actor, ActorContext, ActorFutureExt, Addr, AsyncContext, Context, Handler, WrapFuture};
 use futures::future::join_all;
+use tokio::sync::MutexGuard;
 use tokio::time::{Duration, Instant};
 use tracing::Instrument;
 
@@ -28,6 +29,8 @@ const PROBE: Duration = Duration::from_secs(1);
 const NARROWING: i64 = 16;
 /// Records in a batch when all that is known is that the process dies.
 const FIRST_SUSPECTS: i64 = 1024;
+/// Batches after which a partition without a suspect is trusted again.
+const INNOCENT: u32 = 64;
 
 pub(crate) struct PartitionActor {
     life: Option<PartitionLife>,
@@ -156,8 +159,11 @@ impl PartitionLife {
             );
             if batch.range.is_empty() {
                 self.answered(&mut unanswered).await?;
-                if batch.end.is_some_and(|end| end <= position) {
+                // Where the end is not known no broker answers: then it is no fault of ours that nothing comes.
+                if batch.end.is_none_or(|end| end <= position) {
                     env.board.partition(key, |status| status.progress = Instant::now());
+                }
+                if batch.end.is_some_and(|end| end <= position) {
                     suspicion.cleared(self).await?;
                 }
                 if last_probe.elapsed() < PROBE {
@@ -175,8 +181,8 @@ impl PartitionLife {
             };
             let waited = waiting.elapsed();
 
+            let accused = suspicion.trying(self, batch.range).await?;
             self.activity(Activity::Processing);
-            suspicion.trying(self, batch.range).await?;
             let processing = Instant::now();
             let cuts: Vec<Option<Offset>> =
                 lanes.iter().map(|lane| lane.as_ref().map(|lane| lane.next.max(batch.range.from))).collect();
@@ -209,6 +215,8 @@ impl PartitionLife {
                 self.answered(&mut unanswered).await?;
                 suspicion.survived(self, position).await?;
             }
+            drop(accused);
+            suspicion.isolate &= batch.range.is_empty();
             env.board.partition(key, |status| {
                 status.position = position;
                 status.watermark = watermark;
@@ -238,7 +246,7 @@ impl PartitionLife {
         if batch.range.from != position || batch.range.until < position {
             return Err(Cause::Failed(format!("asked for records from {position}, but got {}", batch.range)));
         }
-        if batch.end.is_some() {
+        if batch.end.is_some() || batch.range.is_empty() {
             self.env.board.partition(self.partition.key, |status| status.end = batch.end);
         }
         Ok(batch)
@@ -358,6 +366,8 @@ struct Suspicion {
     isolate: bool,
     /// Note every batch before it is processed.
     narrow: bool,
+    /// Batches that were noted and survived without a suspect among them.
+    survived: u32,
     poison: Vec<Offset>,
 }
 
@@ -369,6 +379,7 @@ impl Suspicion {
             note,
             isolate: panics >= crashes,
             narrow: narrow && found.is_none(),
+            survived: 0,
             poison: found.map(|suspect| suspect.from).into_iter().collect(),
         }
     }
@@ -386,12 +397,14 @@ impl Suspicion {
         usize::try_from(rows).ok()
     }
 
-    /// Notes what is going to be processed.
-    async fn trying(&self, life: &PartitionLife, range: Range) -> Result<(), Cause> {
+    /// Notes what is going to be processed. One partition at a time: when the process dies now, this one is accused alone.
+    async fn trying<'a>(&self, life: &'a PartitionLife, range: Range) -> Result<Option<MutexGuard<'a, ()>>, Cause> {
         if !self.narrow || range.is_empty() {
-            return Ok(());
+            return Ok(None);
         }
-        self.write(life, Some(&CrashNote { suspect: Some(range), ..self.note })).await
+        let alone = life.env.narrowing.lock().await;
+        self.write(life, Some(&CrashNote { suspect: Some(range), ..self.note })).await?;
+        Ok(Some(alone))
     }
 
     /// Takes the note back: the process survived.
@@ -399,7 +412,9 @@ impl Suspicion {
         if !self.narrow {
             return Ok(());
         }
-        if self.note.suspect.is_some_and(|suspect| position >= suspect.until) {
+        self.survived += 1;
+        let past = self.note.suspect.map_or(self.survived > INNOCENT, |suspect| position >= suspect.until);
+        if past {
             return self.cleared(life).await;
         }
         self.write(life, Some(&self.note)).await

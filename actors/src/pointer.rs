@@ -150,8 +150,6 @@ pub struct Content {
 pub struct Kept {
     /// Its epoch.
     pub epoch: Epoch,
-    /// The write timestamp that it had.
-    pub timestamp: i64,
     /// How far the shard was.
     pub vector: Vector,
     /// The segments of its state.

@@ -106,6 +106,14 @@ pub struct DeadLetter {
     pub value: Option<Vec<u8>>,
 }
 
+impl DeadLetter {
+    /// About how much memory it takes.
+    pub fn bytes(&self) -> usize {
+        let payload = self.key.as_ref().map_or(0, Vec::len) + self.value.as_ref().map_or(0, Vec::len);
+        size_of::<Self>() + self.topic.len() + self.reason.len() + payload
+    }
+}
+
 /// What the source stage is given.
 #[derive(Debug)]
 pub struct StageInput<'a> {
@@ -229,6 +237,10 @@ pub trait KeyedOperator: Send {
 
     /// About how much memory rows take that wait for the next checkpoint as they came; they hold back the sources.
     fn pending_bytes(&self) -> usize;
+
+    /// About how much memory changes of the state take that wait for the next checkpoint; they hold back the sources only
+    /// when they outgrow their bound.
+    fn changed_bytes(&self) -> usize;
 }
 
 /// Makes the two halves of a query, a fresh one for each life of an actor.
@@ -238,6 +250,10 @@ pub trait Query: Send + Sync {
 
     /// The second half, for one shard.
     fn operator(&self, shard: ShardId) -> Box<dyn KeyedOperator>;
+
+    /// Whether the query removes rows from the sink that it wrote before. Then what the sink holds depends on more than the
+    /// present state, and a shard cannot go back to an earlier one.
+    fn retracts(&self) -> bool;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -373,7 +389,7 @@ pub struct Delivery<'a> {
     pub shard: ShardId,
     /// The epoch of the checkpoint that made the output.
     pub epoch: Epoch,
-    /// The pointer write that carries it now.
+    /// The pointer write that carries it now, for sinks that note it with the output.
     pub attempt: Attempt,
     /// The write timestamp that the pointer fixed for it, in microseconds.
     pub timestamp: i64,

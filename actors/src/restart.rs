@@ -5,8 +5,6 @@
 
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 /// The policy.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RestartPolicy {
@@ -45,22 +43,20 @@ pub enum Restart {
 pub struct Crashes {
     policy: RestartPolicy,
     used: u32,
-    last: Option<Instant>,
 }
 
 impl Crashes {
     /// No crash yet.
     pub fn new(policy: RestartPolicy) -> Self {
-        Self { policy, used: 0, last: None }
+        Self { policy, used: 0 }
     }
 
     /// Notes a crash, and says when to start again. `healthy_for` is how long the actor had worked before it; `jitter`
     /// is a random number in `[0, 1)`.
-    pub fn crashed(&mut self, now: Instant, healthy_for: Duration, jitter: f64) -> Restart {
+    pub fn crashed(&mut self, healthy_for: Duration, jitter: f64) -> Restart {
         if healthy_for >= self.policy.refill {
             self.used = 0;
         }
-        self.last = Some(now);
         if self.used >= self.policy.budget {
             return Restart::Halt;
         }
@@ -86,19 +82,18 @@ mod tests {
     #[test]
     fn at_once_then_doubling_with_half_jitter_then_halt() {
         let mut crashes = Crashes::new(RestartPolicy { budget: 10, ..RestartPolicy::default() });
-        let now = Instant::now();
         let mut full = Vec::new();
         for _ in 0..10 {
-            match crashes.crashed(now, Duration::ZERO, 1.0) {
+            match crashes.crashed(Duration::ZERO, 1.0) {
                 Restart::After(pause) => full.push(pause.as_millis()),
                 Restart::Halt => panic!("halted within the budget"),
             }
         }
         assert_eq!(full, [0, 500, 1000, 2000, 4000, 8000, 16000, 32000, 60000, 60000]);
-        assert_eq!(crashes.crashed(now, Duration::ZERO, 1.0), Restart::Halt);
+        assert_eq!(crashes.crashed(Duration::ZERO, 1.0), Restart::Halt);
         // Still spent at the next crash, new after a healthy time.
-        assert_eq!(crashes.crashed(now, Duration::from_secs(119), 1.0), Restart::Halt);
-        assert_eq!(crashes.crashed(now, Duration::from_secs(120), 1.0), Restart::After(Duration::ZERO));
-        assert_eq!(crashes.crashed(now, Duration::ZERO, 0.0), Restart::After(Duration::from_millis(250)));
+        assert_eq!(crashes.crashed(Duration::from_secs(119), 1.0), Restart::Halt);
+        assert_eq!(crashes.crashed(Duration::from_secs(120), 1.0), Restart::After(Duration::ZERO));
+        assert_eq!(crashes.crashed(Duration::ZERO, 0.0), Restart::After(Duration::from_millis(250)));
     }
 }

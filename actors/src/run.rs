@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use actix::Addr;
 use actix_rt::Arbiter;
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
 use crate::board::{ActorId, Board, Life};
@@ -32,6 +32,8 @@ struct Control {
     supervisor: Mutex<Option<Addr<Supervisor>>>,
     stop: AtomicBool,
     killed: AtomicBool,
+    /// Told whenever one of them is set.
+    told: Notify,
 }
 
 /// What can be asked of a running pipeline, from any thread.
@@ -54,6 +56,7 @@ impl Handle {
     /// Asks for a last checkpoint and the end.
     pub fn stop(&self) {
         self.control.stop.store(true, Ordering::SeqCst);
+        self.control.told.notify_one();
         if let Some(supervisor) = self.supervisor() {
             supervisor.do_send(Stop);
         }
@@ -70,6 +73,7 @@ impl Handle {
     /// sink may still arrive there.
     pub fn kill(&self) {
         self.control.killed.store(true, Ordering::SeqCst);
+        self.control.told.notify_one();
         self.shared.end_all();
     }
 
@@ -123,7 +127,7 @@ async fn supervise(shared: Arc<Shared>, control: Arc<Control>) -> Outcome {
             _ => Life::BackingOff,
         });
         let why = match cause {
-            Cause::Stopped if control.killed.load(Ordering::SeqCst) => return Outcome::Failed("killed".into()),
+            _ if control.killed.load(Ordering::SeqCst) => return Outcome::Failed("killed".into()),
             Cause::Stopped => return Outcome::Stopped,
             Cause::Fenced(why) => return Outcome::SteppedDown(why),
             Cause::Halt(why) => return Outcome::Failed(why),
@@ -138,10 +142,18 @@ async fn supervise(shared: Arc<Shared>, control: Arc<Control>) -> Outcome {
             status.last_error = Some(why.clone());
             status.life = Life::BackingOff;
         });
-        match crashes.crashed(Instant::now(), since.elapsed(), 0.5) {
+        match crashes.crashed(since.elapsed(), 0.5) {
             Restart::After(pause) => {
                 tracing::error!("the supervisor died ({why}); starting everything anew in {pause:?}");
-                tokio::time::sleep(pause.max(Duration::from_millis(1))).await;
+                // Whoever wants the end does not wait for the pause.
+                let told = control.told.notified();
+                let _ = tokio::time::timeout(pause.max(Duration::from_millis(1)), told).await;
+                if control.killed.load(Ordering::SeqCst) {
+                    return Outcome::Failed("killed".into());
+                }
+                if control.stop.load(Ordering::SeqCst) {
+                    return Outcome::Failed(format!("told to stop after the supervisor died: {why}"));
+                }
             }
             Restart::Halt => return Outcome::Failed(format!("the supervisor crashed too often, last by {why}")),
         }

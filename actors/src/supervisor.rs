@@ -18,7 +18,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::aggregation::AggregationActor;
-use crate::board::{Activity, ActorId, Board, Life};
+use crate::board::{Activity, ActorId, Board, Life, Snapshot};
 use crate::child::{self, Cause, Child, Exit};
 use crate::committer::OffsetCommitter;
 use crate::credit::Credits;
@@ -78,9 +78,8 @@ impl Arbiters {
     }
 
     /// Gives up on an arbiter whose thread does not come back, and takes a new one in its place.
-    fn replace(&mut self, id: ActorId) {
+    fn replace(&mut self, place: usize) {
         if self.own {
-            let place = self.place(id);
             self.handles[place] = Arbiter::new().handle();
         }
     }
@@ -155,7 +154,8 @@ impl<A: Actor> Supervised<A> {
 
 struct Partition {
     partition: SourcePartition,
-    start: Offset,
+    /// The stored start, or why it has none and is not read.
+    start: Result<Offset, String>,
     /// Where it last panicked, and how often in a row there.
     panics: (Offset, u32),
     actor: Supervised<PartitionActor>,
@@ -217,6 +217,7 @@ impl Supervisor {
             credits: Credits::new(tuning.rows_in_flight, tuning.bytes_in_flight),
             generation,
             topics: Mutex::default(),
+            narrowing: tokio::sync::Mutex::default(),
             partitions: AtomicU64::new(0),
         }));
         tracing::info!(pipeline = %self.shared.pipeline.name, %generation, shards = self.shards.len(), "starting");
@@ -265,12 +266,13 @@ impl Supervisor {
             .collect();
         let Some(known) = self.partitions.get_mut(&key).filter(|known| !known.actor.halted) else { return };
         known.actor.end();
+        let Ok(start) = known.start else { return };
         if lanes.iter().all(Option::is_none) {
             return;
         }
         let (id, incarnation) = (ActorId::Partition(key), self.shared.incarnation());
         let died = Self::monitor(ctx, id, incarnation);
-        let (partition, start, panics) = (known.partition.clone(), known.start, known.panics.1);
+        let (partition, panics) = (known.partition.clone(), known.panics.1);
         let life = PartitionLife { env, partition, incarnation, start, panics, lanes };
         let child = child::spawn(&self.shared.arbiter(id), move |exit| PartitionActor::new(life, exit), died);
         self.shared.born(id, child.abort_handle());
@@ -287,8 +289,11 @@ impl Supervisor {
     }
 
     fn end_partitions(&mut self) {
-        for known in self.partitions.values_mut() {
+        for (key, known) in &mut self.partitions {
             known.actor.end();
+            if !known.actor.halted {
+                self.shared.board.actor(ActorId::Partition(*key), |status| status.life = Life::Starting);
+            }
         }
     }
 
@@ -297,7 +302,10 @@ impl Supervisor {
     }
 
     fn halt(&mut self, ctx: &mut Context<Self>, id: ActorId, why: &str) {
+        let refused = matches!(id, ActorId::Partition(key)
+            if self.partitions.get(&key).is_some_and(|known| known.start.is_err()));
         let advice = match id {
+            _ if refused => "it is not read",
             ActorId::Shard(_) => {
                 "its lanes are off and its positions stand still; mend the cause, then resume it or restart the process \
                  before Kafka deletes what it has not read"
@@ -352,19 +360,16 @@ impl Supervisor {
             };
             stalled.push((ActorId::Partition(*key), what));
         }
+        self.give_up_threads(&snapshot, &mut stalled);
         for (id, what) in stalled {
             let incarnation = match id {
                 ActorId::Shard(shard) => self.shards[shard as usize].incarnation,
-                ActorId::Partition(key) => self.partitions.get(&key).map_or(0, |known| known.actor.incarnation),
+                ActorId::Partition(key) => match self.partitions.get(&key) {
+                    Some(known) if known.actor.child.is_some() => known.actor.incarnation,
+                    _ => continue,
+                },
                 _ => continue,
             };
-            let stuck = snapshot
-                .partitions
-                .iter()
-                .any(|(key, status)| id == ActorId::Partition(*key) && status.activity == Activity::Processing);
-            if stuck || matches!(id, ActorId::Shard(_)) {
-                self.shared.arbiters.lock().unwrap_or_else(PoisonError::into_inner).replace(id);
-            }
             match id {
                 ActorId::Shard(shard) => self.shards[shard as usize].end(),
                 ActorId::Partition(key) => {
@@ -379,19 +384,38 @@ impl Supervisor {
         }
     }
 
+    /// A thread on which something does not come back is given up, and with it every actor that lives on it.
+    fn give_up_threads(&self, snapshot: &Snapshot, stalled: &mut Vec<(ActorId, String)>) {
+        let mut arbiters = self.shared.arbiters.lock().unwrap_or_else(PoisonError::into_inner);
+        let busy = |id: &ActorId| match id {
+            ActorId::Partition(key) => snapshot.partitions[key].activity == Activity::Processing,
+            _ => true,
+        };
+        let stuck: BTreeSet<usize> =
+            stalled.iter().filter(|(id, _)| busy(id)).map(|(id, _)| arbiters.place(*id)).collect();
+        let shards = (0..self.shared.pipeline.shards).map(ActorId::Shard);
+        for id in shards.chain(self.partitions.keys().copied().map(ActorId::Partition)) {
+            if stuck.contains(&arbiters.place(id)) && !stalled.iter().any(|(known, _)| *known == id) {
+                stalled.push((id, "its thread does not come back".to_owned()));
+            }
+        }
+        for place in stuck {
+            arbiters.replace(place);
+        }
+    }
+
     fn crashed(&mut self, ctx: &mut Context<Self>, id: ActorId, incarnation: Incarnation, cause: &Cause) {
         let jitter = self.jitter();
-        let now = Instant::now();
         let (decision, restarts_all) = match id {
             ActorId::Committer => {
                 let actor = &mut self.committer;
                 actor.child = None;
-                (actor.crashes.crashed(now, actor.since.elapsed(), jitter), true)
+                (actor.crashes.crashed(actor.since.elapsed(), jitter), true)
             }
             ActorId::Shard(shard) => {
                 let actor = &mut self.shards[shard as usize];
                 actor.child = None;
-                (actor.crashes.crashed(now, actor.since.elapsed(), jitter), true)
+                (actor.crashes.crashed(actor.since.elapsed(), jitter), true)
             }
             ActorId::Partition(key) => {
                 let Some(known) = self.partitions.get_mut(&key) else { return };
@@ -401,7 +425,7 @@ impl Supervisor {
                     let before = if known.panics.0 == here { known.panics.1 } else { 0 };
                     known.panics = (here, before + 1);
                 }
-                (known.actor.crashes.crashed(now, known.actor.since.elapsed(), jitter), false)
+                (known.actor.crashes.crashed(known.actor.since.elapsed(), jitter), false)
             }
             ActorId::Supervisor => return,
         };
@@ -468,8 +492,7 @@ async fn discover(shared: Arc<Shared>, supervisor: Addr<Supervisor>) -> Cause {
         match shared.pipeline.source.partitions().await {
             Ok(partitions) => {
                 let source = shared.pipeline.source.as_ref();
-                retention::watch(source, &shared.board, &partitions, &mut beginnings).await;
-                let decided = decide_starts(&shared, partitions).await;
+                let decided = decide_starts(&shared, partitions.clone()).await;
                 match decided {
                     Ok(decided) => {
                         found = true;
@@ -477,6 +500,11 @@ async fn discover(shared: Arc<Shared>, supervisor: Addr<Supervisor>) -> Cause {
                     }
                     Err(error) if !found => return Cause::Halt(error),
                     Err(error) => tracing::error!("new partitions cannot be started: {error}"),
+                }
+                // Brokers that do not answer must not keep new partitions from being found.
+                let watching = retention::watch(source, &shared.board, &partitions, &mut beginnings);
+                if tokio::time::timeout(shared.pipeline.tuning.discovery_interval, watching).await.is_err() {
+                    tracing::warn!("the beginnings of the logs cannot be read");
                 }
             }
             Err(SourceError::Halt(error) | SourceError::Failed(error)) if !found => return Cause::Halt(error),
@@ -562,9 +590,9 @@ impl Handler<Discovered> for Supervisor {
             self.shared.board.add_partition(&partition);
             env.topics.lock().unwrap_or_else(PoisonError::into_inner).insert(key.topic_id, partition.topic.clone());
             env.partitions.fetch_add(1, Ordering::Relaxed);
-            let offset = start.as_ref().ok().copied().unwrap_or_default();
             let actor = Supervised::new(&self.shared);
-            self.partitions.insert(key, Partition { partition, start: offset, panics: Default::default(), actor });
+            let known = Partition { partition, start: start.clone(), panics: Default::default(), actor };
+            self.partitions.insert(key, known);
             match start {
                 Ok(_) => self.start_partition(ctx, key),
                 Err(why) => self.halt(ctx, ActorId::Partition(key), &why),
@@ -647,6 +675,8 @@ impl Handler<Resume> for Supervisor {
             ActorId::Shard(shard) => match self.shards.get_mut(shard as usize) {
                 Some(actor) if actor.halted => {
                     actor.crashes.reset();
+                    // While the committer pauses, its next start starts this shard too.
+                    actor.halted = false;
                     self.start_shard(ctx, shard);
                     self.start_partitions(ctx);
                     true
@@ -654,7 +684,8 @@ impl Handler<Resume> for Supervisor {
                 _ => false,
             },
             ActorId::Partition(key) => match self.partitions.get_mut(&key) {
-                Some(known) if known.actor.halted => {
+                // What has no start cannot be read, whatever is wished.
+                Some(known) if known.actor.halted && known.start.is_ok() => {
                     known.actor.crashes.reset();
                     known.actor.halted = false;
                     self.start_partition(ctx, key);
@@ -678,6 +709,7 @@ impl Handler<Stop> for Supervisor {
         self.end_partitions();
         let shards = self.shards.iter().filter_map(|shard| shard.child.as_ref()).map(|child| child.addr.clone());
         let flushes: Vec<_> = shards.map(|shard| async move { shard.send(Flush).await.unwrap_or(false) }).collect();
+        let all = flushes.len() == self.shards.len();
         let committer = self.committer.child.as_ref().map(|child| child.addr.clone());
         let last = async move {
             let flushed = futures::future::join_all(flushes).await;
@@ -685,7 +717,7 @@ impl Handler<Stop> for Supervisor {
                 // A committer that died meanwhile leaves the offsets to the next start.
                 let _ = committer.send(FlushOffsets).await;
             }
-            flushed.into_iter().all(|flushed| flushed)
+            all && flushed.into_iter().all(|flushed| flushed)
         };
         ctx.spawn(last.into_actor(self).map(|flushed, actor, ctx| {
             if flushed {

@@ -113,6 +113,10 @@ impl KeyedOperator for AggregateOperator {
     fn pending_bytes(&self) -> usize {
         0
     }
+
+    fn changed_bytes(&self) -> usize {
+        self.parts.as_ref().map_or(0, |parts| parts.delta.size())
+    }
 }
 
 impl Parts {

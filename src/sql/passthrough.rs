@@ -80,6 +80,10 @@ impl KeyedOperator for PassThrough {
     fn pending_bytes(&self) -> usize {
         self.bytes
     }
+
+    fn changed_bytes(&self) -> usize {
+        0
+    }
 }
 
 /// Leaves out every row that a later one replaces; the others keep the order in which they arrived.

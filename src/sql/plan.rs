@@ -374,4 +374,11 @@ impl Query for Halves {
             Second::PassThrough(key) => Box::new(PassThrough::new(key.clone())),
         }
     }
+
+    fn retracts(&self) -> bool {
+        match &self.second {
+            Second::Aggregate(plan) => plan.pipeline.has_filter(),
+            Second::PassThrough(_) => false,
+        }
+    }
 }

@@ -173,7 +173,7 @@ fn candidates<'a>(
     for record in all {
         let row = record as usize;
         if input.poison.iter().any(|poison| poison.0 == offsets[row]) {
-            let reason = "the stage panicked on this record".to_owned();
+            let reason = "processing this record ended its actor or the whole process again and again".to_owned();
             bad.push(Bad { row, reason, policy: BadRecords::DeadLetter });
         } else if values.is_valid(row) {
             candidates.push(record);

@@ -301,7 +301,7 @@ fn full_pointer(partitions: i32) -> Pointer {
             garbage: (0..20).map(|number| segment(9, 2, number)).collect(),
             swept: Epoch(1),
         },
-        kept: vec![Kept { epoch: Epoch(2), timestamp: 1, vector, state }],
+        kept: vec![Kept { epoch: Epoch(2), vector, state }],
     }
 }
 

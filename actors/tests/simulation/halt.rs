@@ -74,3 +74,32 @@ fn a_committer_that_keeps_crashing_ends_the_process() {
         }
     });
 }
+
+#[test]
+fn a_topic_that_was_made_anew_is_not_read_into_the_old_state_even_when_resumed() {
+    on_one_thread(Plan::quiet(9), async |world| {
+        world.produce(0, 50);
+        let (handle, running) = world.process();
+        let running = tokio::task::spawn_local(running);
+        until("the first records are counted", || world.differences().is_empty()).await;
+        handle.stop();
+        assert_eq!(running.await.unwrap(), Outcome::Stopped);
+        let before = world.table.rows.lock().unwrap().clone();
+
+        let again = world.with_new_topic(78);
+        let (handle, running) = again.process();
+        let running = tokio::task::spawn_local(running);
+        let halted = || {
+            let board = handle.board().snapshot();
+            !board.partitions.is_empty() && board.partitions.values().all(|status| status.actor.life == Life::Halted)
+        };
+        until("its partitions halt", halted).await;
+        for key in handle.board().snapshot().partitions.keys() {
+            assert!(!handle.resume(ActorId::Partition(*key)).await, "it has no start, and cannot be resumed");
+        }
+        assert!(halted());
+        handle.stop();
+        running.await.unwrap();
+        assert_eq!(*world.table.rows.lock().unwrap(), before, "nothing was counted twice");
+    });
+}

@@ -32,6 +32,10 @@ impl Query for Sums {
         Box::new(Stage { shards: self.shards, chance: Arc::clone(&self.chance) })
     }
 
+    fn retracts(&self) -> bool {
+        false
+    }
+
     fn operator(&self, shard: ShardId) -> Box<dyn KeyedOperator> {
         Box::new(Operator { shard, refusing: Arc::clone(&self.refusing), ..Operator::default() })
     }
@@ -165,5 +169,9 @@ impl KeyedOperator for Operator {
 
     fn pending_bytes(&self) -> usize {
         0
+    }
+
+    fn changed_bytes(&self) -> usize {
+        self.changed.len() * 24
     }
 }

@@ -98,6 +98,14 @@ impl World {
         }
     }
 
+    /// The same world after its topic was deleted and made again with the same records.
+    pub fn with_new_topic(&self, id: u128) -> Self {
+        let logs = std::mem::take(&mut *self.kafka.logs.lock().unwrap());
+        let kafka =
+            FakeKafka { topic_id: uuid::Uuid::from_u128(id), logs: Mutex::new(logs), chance: self.chance.clone() };
+        Self { kafka: Arc::new(kafka), ..self.with_budget(self.budget) }
+    }
+
     fn note(&self, what: impl std::fmt::Display) {
         let mut trace = self.trace.lock().unwrap();
         trace.push(format!("{:8.3} {what}", self.begun.elapsed().as_secs_f64()));
@@ -258,6 +266,9 @@ impl World {
                         handle.stop();
                         let outcome = tokio::time::timeout(Duration::from_secs(600), running).await;
                         self.note(format!("it ended: {outcome:?}"));
+                        if !matches!(outcome, Ok(Ok(Outcome::Stopped | Outcome::Failed(_)))) {
+                            return vec![format!("a process that was told to stop ended with {outcome:?}")];
+                        }
                     }
                     1 => {
                         self.note("it is killed");

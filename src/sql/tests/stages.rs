@@ -144,7 +144,7 @@ fn a_poison_record_is_set_aside_unseen() {
         let output = run_cut(&plan, &log, 0, 3, &[Some(Offset(0))], &[Offset(1)]).unwrap();
         let letters = letters(&output);
         assert_eq!(letters.len(), 1);
-        assert_eq!(letters[0].reason, "the stage panicked on this record");
+        assert_eq!(letters[0].reason, "processing this record ended its actor or the whole process again and again");
         assert_eq!((letters[0].offset, letters[0].timestamp), (1, 1_700_000_000_001));
         assert_eq!(letters[0].topic, "orders");
         assert_eq!(letters[0].partition, partition(0).key);
