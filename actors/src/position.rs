@@ -113,13 +113,7 @@ pub struct Counts {
 impl Counts {
     /// All offsets that were counted.
     pub fn total(&self) -> u64 {
-        self.processed
-            + self.filtered
-            + self.late
-            + self.dead_lettered
-            + self.skipped
-            + self.tombstones
-            + self.gaps
+        self.processed + self.filtered + self.late + self.dead_lettered + self.skipped + self.tombstones + self.gaps
     }
 
     /// Adds what another part of the same partition counted.

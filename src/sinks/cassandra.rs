@@ -36,6 +36,8 @@ use crate::cassandra::{Failure, prepare, quote};
 use crate::catalog::{SinkKind, SinkTable};
 use crate::settings::CassandraSettings;
 
+/// How long a table that was just created may stay unknown to a node.
+const FRESH_TABLE: Duration = Duration::from_secs(5);
 /// The time that a change of the schema may take: all nodes of a cluster take part.
 const SCHEMA_TIMEOUT: Duration = Duration::from_secs(60);
 /// How often rows that cannot be written are logged.
@@ -101,7 +103,7 @@ impl CassandraTable {
         let place = format!("{}.{}", quote(declared.keyspace), quote(declared.name));
         let (key, values) = (fit.key(), fit.values());
         let insert = insert_statement(&place, &key, &values);
-        let insert = prepare(&session, &insert).await.map_err(SinkOpenError::Failed)?;
+        let insert = prepare_fresh(&session, &insert).await.map_err(SinkOpenError::Failed)?;
         let delete = prepare(&session, &delete_statement(&place, &key)).await.map_err(SinkOpenError::Failed)?;
         let specs = insert.get_variable_col_specs();
         let types: Vec<(&str, &ColumnType<'_>)> = specs.iter().map(|spec| (spec.name(), spec.typ())).collect();
@@ -173,6 +175,21 @@ impl CassandraTable {
                 "rows are not written: {}",
                 operations.explain(*first)
             );
+        }
+    }
+}
+
+/// Prepares a statement on a table that is in the schema tables by now: one that another process has just created is
+/// listed there a moment before the node takes statements on it.
+async fn prepare_fresh(session: &Session, cql: &str) -> Result<PreparedStatement, Failure> {
+    let deadline = tokio::time::Instant::now() + FRESH_TABLE;
+    loop {
+        match prepare(session, cql).await {
+            Err(Failure::Refused(error)) if tokio::time::Instant::now() < deadline => {
+                tracing::debug!("{error}; asking again");
+                tokio::time::sleep(Duration::from_millis(100)).await;
+            }
+            answer => return answer,
         }
     }
 }

@@ -1,4 +1,4 @@
-# Cassandra: one node that is a cluster of its own, without TLS, authentication or JMX unless --set asks for them.
+# Cassandra: one node that is a cluster of its own, without JMX, and without TLS or authentication unless --set asks for them.
 
 cassandra_version=5.0.6
 cassandra_port=9042

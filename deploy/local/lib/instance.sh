@@ -18,6 +18,8 @@ lock_instance() {
     flock 9
 }
 
+unlock_instance() { exec 9>&-; }
+
 load_settings() {
     local key value
     port='' second_port='' sets=()
@@ -60,6 +62,7 @@ start_instance() {
     if pid=$(running_pid); then
         settings_text | cmp -s - "$dir/settings" || fail "$kind runs in $dir with other settings: stop it first"
         say "$kind: runs already as process $pid"
+        unlock_instance
         await_answer
         return
     fi
@@ -76,7 +79,9 @@ start_instance() {
     echo "$pid" >"$dir/pid"
     until running_pid >/dev/null || is_gone "$pid"; do sleep 0.05; done
     say "$kind: starting on 127.0.0.1:$port in $dir"
-    await_answer || { signal_instance KILL 2>/dev/null || true; exit 1; }
+    # From here on it may be stopped or killed, also while it starts.
+    unlock_instance
+    await_answer || { stop_instance KILL; exit 1; }
 }
 
 # Waits until the server has said that it started, and answers a request.
