@@ -76,6 +76,7 @@ start_instance() {
     # In a session of its own, so that an interrupt from the terminal does not reach the server.
     (cd "$dir" && exec setsid "${command[@]}" </dev/null >server.log 2>&1 8>&- 9>&-) &
     pid=$!
+    disown # or bash would report its end
     echo "$pid" >"$dir/pid"
     until running_pid >/dev/null || is_gone "$pid"; do sleep 0.05; done
     say "$kind: starting on 127.0.0.1:$port in $dir"
