@@ -2,18 +2,16 @@
 //! In the end the table and `kafka_offsets` must be what an independent count of the produced records says.
 
 use std::collections::BTreeMap;
-use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use scylla::client::session::Session;
-use scylla::client::session_builder::SessionBuilder;
 use strandline_actors::env::Pipeline;
 use strandline_actors::message::Target;
 use strandline_actors::run::Outcome;
 
-use crate::test_topic::{Sent, TestTopic, producer, send, servers};
+use crate::stand::{Stand, until};
+use crate::test_topic::{Sent, producer, send};
 
 const PARTITIONS: i32 = 6;
 
@@ -81,138 +79,59 @@ impl Shop {
     }
 }
 
-/// One pipeline of one test: its topic, its keyspace, and how its service is started.
-struct Stand {
-    topic: TestTopic,
-    keyspace: String,
-    session: Session,
-    node: String,
+fn sql(stand: &Stand) -> String {
+    format!(
+        "CREATE EXTERNAL TABLE orders (user_id VARCHAR, item VARCHAR, qty BIGINT)
+           STORED AS JSON LOCATION 'kafka://{topic}';
+         CREATE EXTERNAL TABLE totals (item VARCHAR, n BIGINT, total BIGINT, PRIMARY KEY (item))
+           STORED AS CQL LOCATION 'cassandra://{keyspace}/totals' OPTIONS ('sink.create' 'true');
+         INSERT INTO totals SELECT item, count(*), sum(qty) FROM orders WHERE qty > 0 GROUP BY item;",
+        topic = stand.topic.name,
+        keyspace = stand.keyspace,
+    )
 }
 
-impl Stand {
-    async fn new() -> Self {
-        let node = std::env::var("TEST_CASSANDRA")
-            .expect("TEST_CASSANDRA is not set: the tests need a real Cassandra, start them with tests/run");
-        let session = SessionBuilder::new().known_node(&node).build().await.unwrap();
-        let keyspace = format!("e2e_{}", uuid::Uuid::new_v4().simple());
-        let replication = "{'class': 'SimpleStrategy', 'replication_factor': 1}";
-        let create = format!("CREATE KEYSPACE {keyspace} WITH replication = {replication}");
-        session.query_unpaged(create, ()).await.unwrap();
-        let topic = TestTopic::create("orders", PARTITIONS, &[]).await;
-        Self { topic, keyspace, session, node }
-    }
-
-    fn sql(&self) -> String {
-        format!(
-            "CREATE EXTERNAL TABLE orders (user_id VARCHAR, item VARCHAR, qty BIGINT)
-               STORED AS JSON LOCATION 'kafka://{topic}';
-             CREATE EXTERNAL TABLE totals (item VARCHAR, n BIGINT, total BIGINT, PRIMARY KEY (item))
-               STORED AS CQL LOCATION 'cassandra://{keyspace}/totals' OPTIONS ('sink.create' 'true');
-             INSERT INTO totals SELECT item, count(*), sum(qty) FROM orders WHERE qty > 0 GROUP BY item;",
-            topic = self.topic.name,
-            keyspace = self.keyspace,
-        )
-    }
-
-    fn environment(&self) -> Vec<(String, String)> {
-        let settings = [
-            ("PIPELINE__NAME", "totals".to_owned()),
-            ("PIPELINE__SQL", self.sql()),
-            ("PIPELINE__SHARDS", "2".to_owned()),
-            ("KAFKA__BOOTSTRAP_SERVERS", servers()),
-            ("STORE__KIND", "cassandra".to_owned()),
-            ("CASSANDRA__NODES", self.node.clone()),
-            ("CASSANDRA__KEYSPACE", self.keyspace.clone()),
-            ("CHECKPOINT__INTERVAL", "300ms".to_owned()),
-            ("HTTP__LISTEN", "127.0.0.1:0".to_owned()),
-        ];
-        settings.into_iter().map(|(name, value)| (format!("STRANDLINE_{name}"), value)).collect()
-    }
-
-    fn start(&self) -> Child {
-        Command::new(env!("CARGO_BIN_EXE_strandline"))
-            .arg("run")
-            .envs(self.environment())
-            .stdin(Stdio::null())
-            .spawn()
-            .unwrap()
-    }
-
-    /// What `kafka_offsets` says, as anyone would read it.
-    async fn offsets(&self) -> BTreeMap<i32, i64> {
-        let read = format!(
-            "SELECT partition, offset FROM {}.kafka_offsets WHERE pipeline = 'totals' AND topic = '{}'",
-            self.keyspace, self.topic.name
-        );
-        // The table is made by the service's first start.
-        let Ok(rows) = self.session.query_unpaged(read, ()).await else { return BTreeMap::new() };
-        let rows = rows.into_rows_result().unwrap();
-        rows.rows::<(i32, i64)>().unwrap().map(|row| row.unwrap()).collect()
-    }
-
-    async fn committed(&self) -> i64 {
-        self.offsets().await.values().sum()
-    }
-
-    async fn table(&self) -> Truth {
-        let read = format!("SELECT item, n, total FROM {}.totals", self.keyspace);
-        let rows = self.session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
-        rows.rows::<(String, i64, i64)>().unwrap().map(|row| row.unwrap()).map(|row| (row.0, (row.1, row.2))).collect()
-    }
-
-    /// Waits until everything is committed, and compares.
-    async fn settle(&self, truth: &Truth, ends: &[i64; PARTITIONS as usize]) {
-        let ends: BTreeMap<i32, i64> = (0..).zip(ends.iter().copied()).collect();
-        until("everything is committed", Duration::from_secs(120), async || self.offsets().await == ends).await;
-        assert_eq!(&self.table().await, truth);
-    }
-
-    async fn drop(self) {
-        self.session.query_unpaged(format!("DROP KEYSPACE {}", self.keyspace), ()).await.unwrap();
-    }
+async fn committed(stand: &Stand) -> i64 {
+    stand.offsets().await.values().sum()
 }
 
-async fn until(what: &str, patience: Duration, condition: impl AsyncFn() -> bool) {
-    let begun = Instant::now();
-    while !condition().await {
-        assert!(begun.elapsed() < patience, "waited {patience:?} in vain until {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+async fn table(stand: &Stand) -> Truth {
+    let read = format!("SELECT item, n, total FROM {}.totals", stand.keyspace);
+    let rows = stand.session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
+    rows.rows::<(String, i64, i64)>().unwrap().map(|row| row.unwrap()).map(|row| (row.0, (row.1, row.2))).collect()
 }
 
-fn signal(child: &Child, signal: &str) {
-    let sent = Command::new("kill").args([&format!("-{signal}"), &child.id().to_string()]).status().unwrap();
-    assert!(sent.success());
+/// Waits until everything is committed, and compares.
+async fn settle(stand: &Stand, truth: &Truth, ends: &[i64; PARTITIONS as usize]) {
+    stand.until_committed(&(0..).zip(ends.iter().copied()).collect()).await;
+    assert_eq!(&table(stand).await, truth);
 }
 
 /// Kills the service again and again, each time with records unread and at least one commit since the last time.
 async fn killed_again_and_again(kills: u32, by: &str) {
-    let stand = Stand::new().await;
+    let stand = Stand::new(PARTITIONS).await;
     let shop = Shop::open(&stand.topic.name, 100_000, 4_000);
     for kill in 0..kills {
-        let before = stand.committed().await;
-        let mut child = stand.start();
+        let before = committed(&stand).await;
+        let service = stand.start(&sql(&stand));
         let what = format!("a commit before kill {kill}");
-        until(&what, Duration::from_secs(60), async || stand.committed().await > before).await;
+        until(&what, Duration::from_secs(60), async || committed(&stand).await > before).await;
         // At any moment between two checkpoints.
         let moment = u64::from(kill) * 7_919 % 400;
         tokio::time::sleep(Duration::from_millis(moment)).await;
-        let unread = shop.produced.load(Ordering::SeqCst) as i64 - stand.committed().await;
+        let unread = shop.produced.load(Ordering::SeqCst) as i64 - committed(&stand).await;
         assert!(unread > 0, "nothing was unread at kill {kill}");
-        assert!(child.try_wait().unwrap().is_none(), "the service ended by itself before kill {kill}");
-        signal(&child, by);
-        let status = child.wait().unwrap();
-        if by == "TERM" {
-            assert_eq!(status.code(), Some(0), "a service that was told to stop ends well");
+        match by {
+            "TERM" => service.stop().await,
+            _ => service.kill(),
         }
     }
-    let mut child = stand.start();
+    let service = stand.start(&sql(&stand));
     let (truth, ends) = shop.close();
-    stand.settle(&truth, &ends).await;
-    signal(&child, "TERM");
-    assert_eq!(child.wait().unwrap().code(), Some(0));
+    settle(&stand, &truth, &ends).await;
+    service.stop().await;
     // The last checkpoint changes nothing.
-    stand.settle(&truth, &ends).await;
+    settle(&stand, &truth, &ends).await;
     stand.drop().await;
 }
 
@@ -229,9 +148,9 @@ async fn stopped_ten_times_no_row_is_lost_or_counted_twice() {
 /// A panic in each of the four actors, twice, while it runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn panics_in_every_actor_change_nothing() {
-    let stand = Stand::new().await;
+    let stand = Stand::new(PARTITIONS).await;
     let shop = Shop::open(&stand.topic.name, 50_000, 4_000);
-    let given = stand.environment().into_iter().map(|(name, value)| (name.into(), value.into()));
+    let given = stand.environment(&sql(&stand)).into_iter().map(|(name, value)| (name.into(), value.into()));
     let settings = strandline::settings::load(&[], given).unwrap().settings;
     let opened = strandline::service::open(&settings).await.unwrap();
     let pipeline: Arc<Pipeline> = opened.pipeline;
@@ -248,7 +167,7 @@ async fn panics_in_every_actor_change_nothing() {
             _ => board.partitions.values().map(|partition| partition.actor.restarts).sum(),
         }
     };
-    until("something is committed", Duration::from_secs(60), async || stand.committed().await > 0).await;
+    until("something is committed", Duration::from_secs(60), async || committed(&stand).await > 0).await;
     for round in 0..2 {
         for (kind, target) in [
             ("partition", Target::Partition(round)),
@@ -256,7 +175,7 @@ async fn panics_in_every_actor_change_nothing() {
             ("committer", Target::Committer),
             ("supervisor", Target::Supervisor),
         ] {
-            let (before, committed) = (restarts(kind), stand.committed().await);
+            let (before, already) = (restarts(kind), committed(&stand).await);
             let others: BTreeMap<i32, u64> =
                 handle.board().snapshot().partitions.values().map(|p| (p.partition, p.actor.incarnation)).collect();
             handle.crash(target);
@@ -272,14 +191,14 @@ async fn panics_in_every_actor_change_nothing() {
                 assert!(changed <= 1, "the panic of one partition started {changed} again");
             }
             let what = format!("something is committed after the panic of {kind}");
-            until(&what, Duration::from_secs(60), async || stand.committed().await > committed).await;
+            until(&what, Duration::from_secs(60), async || committed(&stand).await > already).await;
         }
     }
     let (truth, ends) = shop.close();
-    stand.settle(&truth, &ends).await;
+    settle(&stand, &truth, &ends).await;
     handle.stop();
     let outcome = tokio::task::spawn_blocking(move || running.join().unwrap()).await.unwrap();
     assert_eq!(outcome, Outcome::Stopped);
-    stand.settle(&truth, &ends).await;
+    settle(&stand, &truth, &ends).await;
     stand.drop().await;
 }

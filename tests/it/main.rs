@@ -11,6 +11,8 @@ mod end_to_end;
 mod kafka_source;
 mod local_store;
 mod proxy;
+mod queries;
+mod stand;
 mod store_conformance;
 mod store_places;
 mod test_topic;

@@ -1,0 +1,59 @@
+//! A query that was changed between two starts.
+
+use crate::stand::Stand;
+
+fn sql(stand: &Stand, lowest: &str, highest: &str) -> String {
+    format!(
+        "CREATE EXTERNAL TABLE orders (item VARCHAR, qty BIGINT) STORED AS JSON LOCATION 'kafka://{}';
+         CREATE EXTERNAL TABLE result (item VARCHAR, lowest BIGINT, highest BIGINT, PRIMARY KEY (item)) STORED AS CQL
+           LOCATION 'cassandra://{}/result' OPTIONS ('sink.create' 'true');
+         INSERT INTO result SELECT item, {lowest}, {highest} FROM orders GROUP BY item",
+        stand.topic.name, stand.keyspace
+    )
+}
+
+async fn table(stand: &Stand) -> Vec<(String, i64, i64)> {
+    let read = format!("SELECT item, lowest, highest FROM {}.result", stand.keyspace);
+    let rows = stand.session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
+    rows.rows().unwrap().map(|row| row.unwrap()).collect()
+}
+
+/// The state of MIN and of MAX look alike: only the fingerprint tells them apart.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_query_with_min_and_max_swapped_is_refused_with_the_difference() {
+    let stand = Stand::new(1).await;
+    let order = |qty: i64| format!("{{\"item\":\"tea\",\"qty\":{qty}}}");
+    stand.topic.fill(0, [5, 1, 9].map(order)).await;
+    let right = sql(&stand, "min(qty)", "max(qty)");
+    let service = stand.start(&right);
+    stand.until_committed(&[(0, 3)].into()).await;
+    service.kill();
+
+    stand.topic.fill(0, [order(3)]).await;
+    let (code, said) = stand.start(&sql(&stand, "max(qty)", "min(qty)")).end().await;
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains("has stored state of another query"), "{said}");
+    let lines = |sign: char, words: [&str; 2]| {
+        said.lines().any(|line| {
+            line.trim_start().starts_with(sign) && words.iter().all(|word| line.to_lowercase().contains(word))
+        })
+    };
+    for (sign, words) in
+        [('-', ["lowest", "min("]), ('+', ["lowest", "max("]), ('-', ["highest", "max("]), ('+', ["highest", "min("])]
+    {
+        assert!(lines(sign, words), "{sign} {words:?} in {said}");
+    }
+    assert!(said.contains("STRANDLINE_PIPELINE__NAME") && said.contains("take the old query back"), "{said}");
+    assert_eq!(table(&stand).await, [("tea".to_owned(), 1, 9)]);
+    assert_eq!(stand.offsets().await, [(0, 3)].into());
+
+    // The old query goes on, with names and layout of its own.
+    stand.topic.fill(0, [order(20)]).await;
+    let again = right.replace("orders", "purchases").replace("SELECT", "-- as before\n SELECT");
+    let again = again.replace(&stand.topic.name.replace("orders", "purchases"), &stand.topic.name);
+    let service = stand.start(&again);
+    stand.until_committed(&[(0, 5)].into()).await;
+    assert_eq!(table(&stand).await, [("tea".to_owned(), 1, 20)]);
+    service.stop().await;
+    stand.drop().await;
+}

@@ -1,0 +1,129 @@
+//! Where reading begins and goes on: after a crash, with partitions that are added, and with a topic that is another one.
+
+use std::collections::BTreeMap;
+
+use uuid::Uuid;
+
+use crate::stand::{PIPELINE, Stand};
+
+fn sql(stand: &Stand, options: &str) -> String {
+    format!(
+        "CREATE EXTERNAL TABLE orders (qty BIGINT) STORED AS JSON LOCATION 'kafka://{}' {options};
+         CREATE EXTERNAL TABLE result (part INT, n BIGINT, total BIGINT, PRIMARY KEY (part)) STORED AS CQL
+           LOCATION 'cassandra://{}/result' OPTIONS ('sink.create' 'true');
+         INSERT INTO result SELECT _partition, count(*), sum(qty) FROM orders GROUP BY _partition",
+        stand.topic.name, stand.keyspace
+    )
+}
+
+/// Records with these quantities.
+fn orders(quantities: impl IntoIterator<Item = i64>) -> Vec<String> {
+    quantities.into_iter().map(|qty| format!("{{\"qty\":{qty}}}")).collect()
+}
+
+/// How many orders, and how many pieces, by partition.
+async fn table(stand: &Stand) -> BTreeMap<i32, (i64, i64)> {
+    let read = format!("SELECT part, n, total FROM {}.result", stand.keyspace);
+    let rows = stand.session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
+    rows.rows::<(i32, i64, i64)>().unwrap().map(|row| row.unwrap()).map(|row| (row.0, (row.1, row.2))).collect()
+}
+
+/// Few records, where being off by one shows.
+#[tokio::test(flavor = "multi_thread")]
+async fn one_record_is_one_and_three_are_three_after_a_crash() {
+    let (stand, patient) = (Stand::new(1).await, [("CHECKPOINT__QUIET_INTERVAL", "300ms")]);
+    let sql = sql(&stand, "");
+    let mut sent = 0;
+    for more in [vec![1], vec![10, 100], vec![1000]] {
+        sent += more.len() as i64;
+        stand.topic.fill(0, orders(more)).await;
+        let wanted = BTreeMap::from([(0, (sent, [0, 1, 0, 111, 1111][sent as usize]))]);
+        // Read by one life, found by the next, which has no more to read and commits nothing else.
+        for life in 0..2 {
+            let service = stand.start_with(&sql, &patient);
+            service.until_ready().await;
+            service.until_each_shard_committed().await;
+            stand.until_committed(&[(0, sent)].into()).await;
+            assert_eq!(table(&stand).await, wanted, "life {life} after {sent} records");
+            service.kill();
+        }
+    }
+    stand.drop().await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_that_is_added_is_read_from_its_beginning_also_at_latest() {
+    let stand = Stand::new(1).await;
+    stand.topic.fill(0, orders(0..10)).await;
+    let sql = sql(&stand, "OPTIONS ('starting.offsets' 'latest')");
+    let more = [("KAFKA__DISCOVERY_INTERVAL", "500ms")];
+    let service = stand.start_with(&sql, &more);
+    service.until_ready().await;
+    stand.topic.fill(0, orders([7; 5])).await;
+    // One is added and filled while the service runs, before it is found.
+    stand.topic.add_partitions(2).await;
+    stand.topic.fill(1, orders(0..100)).await;
+    stand.until_committed(&[(0, 15), (1, 100)].into()).await;
+    let mut wanted = BTreeMap::from([(0, (5, 35)), (1, (100, 4950))]);
+    assert_eq!(table(&stand).await, wanted);
+    service.kill();
+    // And one while it does not.
+    stand.topic.add_partitions(3).await;
+    stand.topic.fill(2, orders(0..100)).await;
+    let service = stand.start_with(&sql, &more);
+    stand.until_committed(&[(0, 15), (1, 100), (2, 100)].into()).await;
+    wanted.insert(2, (100, 4950));
+    assert_eq!(table(&stand).await, wanted);
+    service.stop().await;
+    stand.drop().await;
+}
+
+/// The id of the topic that a pipeline has read.
+async fn topic_id(stand: &Stand, pipeline: &str) -> Uuid {
+    let read = format!("SELECT topic_id FROM {}.start_offsets WHERE pipeline = '{pipeline}'", stand.keyspace);
+    let rows = stand.session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
+    let mut ids: Vec<Uuid> = rows.rows::<(Uuid,)>().unwrap().map(|row| row.unwrap().0).collect();
+    ids.dedup();
+    assert_eq!(ids.len(), 1, "{ids:?}");
+    ids[0]
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_that_was_made_anew_while_it_was_stopped_is_refused() {
+    for (anew, name) in [(3, "fewer"), (30, "more")] {
+        let stand = Stand::new(1).await;
+        let sql = sql(&stand, "");
+        stand.topic.fill(0, orders(0..10)).await;
+        let service = stand.start(&sql);
+        stand.until_committed(&[(0, 10)].into()).await;
+        service.kill();
+        let old = topic_id(&stand, PIPELINE).await;
+
+        stand.topic.delete().await;
+        stand.topic.create_again(1, &[]).await;
+        stand.topic.fill(0, orders(0..anew)).await;
+        let service = stand.start_with(&sql, &[("CHECKPOINT__QUIET_INTERVAL", "300ms")]);
+        service
+            .until("the partition halts", |status| status.to_string().contains("was deleted and created again"))
+            .await;
+        service.until_each_shard_committed().await;
+
+        // Another pipeline takes the new topic for what it is.
+        let other = sql.replace("/result'", "/other'");
+        let second = stand.start_with(&other, &[("PIPELINE__NAME", "other")]);
+        second.until_ready().await;
+        let new = topic_id(&stand, "other").await;
+        second.kill();
+        assert_ne!(old, new);
+
+        let (code, health) = service.get("/healthz").unwrap();
+        assert_eq!(code, 503, "{name}: {health}");
+        for part in [&old.to_string(), &new.to_string(), &stand.topic.name, "another pipeline name"] {
+            assert!(health.contains(part), "{name}: {part:?} in {health}");
+        }
+        assert_eq!(table(&stand).await, [(0, (10, 45))].into(), "{name}");
+        assert_eq!(stand.offsets().await, [(0, 10)].into(), "{name}");
+        service.stop().await;
+        stand.drop().await;
+    }
+}

@@ -1,0 +1,211 @@
+//! What a test of the whole service needs: a topic, a keyspace and the real process over them, started as its users
+//! start it.
+
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
+use std::time::{Duration, Instant};
+
+use scylla::client::session::Session;
+use scylla::client::session_builder::SessionBuilder;
+use serde_json::Value;
+
+use crate::test_topic::{TestTopic, servers};
+
+/// How long anything here may take, on a slow machine.
+const PATIENCE: Duration = Duration::from_secs(120);
+
+/// The name of the pipeline in each test; its keyspace is its own.
+pub(crate) const PIPELINE: &str = "tested";
+
+/// Waits for a state.
+pub(crate) async fn until(what: &str, patience: Duration, condition: impl AsyncFn() -> bool) {
+    let begun = Instant::now();
+    while !condition().await {
+        assert!(begun.elapsed() < patience, "waited {patience:?} in vain until {what}");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
+/// One pipeline of one test: its topic, its keyspace, and how its service is started.
+pub(crate) struct Stand {
+    pub(crate) topic: TestTopic,
+    pub(crate) keyspace: String,
+    pub(crate) session: Session,
+    node: String,
+}
+
+impl Stand {
+    pub(crate) async fn new(partitions: i32) -> Self {
+        let node = std::env::var("TEST_CASSANDRA")
+            .expect("TEST_CASSANDRA is not set: the tests need a real Cassandra, start them with tests/run");
+        let session = SessionBuilder::new().known_node(&node).build().await.unwrap();
+        let keyspace = format!("e2e_{}", uuid::Uuid::new_v4().simple());
+        let replication = "{'class': 'SimpleStrategy', 'replication_factor': 1}";
+        let create = format!("CREATE KEYSPACE {keyspace} WITH replication = {replication}");
+        session.query_unpaged(create, ()).await.unwrap();
+        let topic = TestTopic::create("orders", partitions, &[]).await;
+        Self { topic, keyspace, session, node }
+    }
+
+    /// The settings of a service that runs these statements.
+    pub(crate) fn environment(&self, sql: &str) -> Vec<(String, String)> {
+        let settings = [
+            ("PIPELINE__NAME", PIPELINE.to_owned()),
+            ("PIPELINE__SQL", sql.to_owned()),
+            ("PIPELINE__SHARDS", "2".to_owned()),
+            ("KAFKA__BOOTSTRAP_SERVERS", servers()),
+            ("STORE__KIND", "cassandra".to_owned()),
+            ("CASSANDRA__NODES", self.node.clone()),
+            ("CASSANDRA__KEYSPACE", self.keyspace.clone()),
+            ("CHECKPOINT__INTERVAL", "300ms".to_owned()),
+            ("HTTP__LISTEN", "127.0.0.1:0".to_owned()),
+        ];
+        settings.into_iter().map(|(name, value)| (format!("STRANDLINE_{name}"), value)).collect()
+    }
+
+    pub(crate) fn start(&self, sql: &str) -> Service {
+        self.start_with(sql, &[])
+    }
+
+    /// Starts the service with further settings, or others.
+    pub(crate) fn start_with(&self, sql: &str, more: &[(&str, &str)]) -> Service {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_strandline"));
+        let more = more.iter().map(|(name, value)| (format!("STRANDLINE_{name}"), (*value).to_owned()));
+        command.arg("run").envs(self.environment(sql)).envs(more);
+        Service::start(command)
+    }
+
+    /// What `kafka_offsets` says, as anyone would read it.
+    pub(crate) async fn offsets(&self) -> BTreeMap<i32, i64> {
+        let read = format!(
+            "SELECT partition, offset FROM {}.kafka_offsets WHERE pipeline = '{PIPELINE}' AND topic = '{}'",
+            self.keyspace, self.topic.name
+        );
+        // The table is made by the service's first start.
+        let Ok(rows) = self.session.query_unpaged(read, ()).await else { return BTreeMap::new() };
+        let rows = rows.into_rows_result().unwrap();
+        rows.rows::<(i32, i64)>().unwrap().map(|row| row.unwrap()).collect()
+    }
+
+    /// Waits until `kafka_offsets` has come to these offsets.
+    pub(crate) async fn until_committed(&self, ends: &BTreeMap<i32, i64>) {
+        let what = format!("{ends:?} is committed");
+        until(&what, PATIENCE, async || self.offsets().await == *ends).await;
+    }
+
+    pub(crate) async fn drop(self) {
+        self.session.query_unpaged(format!("DROP KEYSPACE {}", self.keyspace), ()).await.unwrap();
+    }
+}
+
+/// A running service. It is killed when the test is done with it, and what it said is shown when the test fails.
+pub(crate) struct Service {
+    child: Child,
+    said: Arc<Mutex<String>>,
+    reader: Option<std::thread::JoinHandle<()>>,
+}
+
+impl Service {
+    fn start(mut command: Command) -> Self {
+        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let (stderr, said) = (child.stderr.take().unwrap(), Arc::<Mutex<String>>::default());
+        let reader = std::thread::spawn({
+            let said = Arc::clone(&said);
+            move || {
+                for line in BufReader::new(stderr).lines().map_while(Result::ok) {
+                    *said.lock().unwrap() += &format!("{line}\n");
+                }
+            }
+        });
+        Self { child, said, reader: Some(reader) }
+    }
+
+    /// What it has said on standard error.
+    pub(crate) fn said(&self) -> String {
+        self.said.lock().unwrap().clone()
+    }
+
+    /// What a path of its status page answers; `None` while there is no page.
+    pub(crate) fn get(&self, path: &str) -> Option<(u16, String)> {
+        let said = self.said();
+        let address = said.split("status page at http://").nth(1)?.lines().next()?.trim_end();
+        let mut stream = TcpStream::connect(address).ok()?;
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        let (head, body) = answer.split_once("\r\n\r\n")?;
+        Some((head.split(' ').nth(1)?.parse().ok()?, body.to_owned()))
+    }
+
+    /// What it shows of itself.
+    pub(crate) fn status(&self) -> Value {
+        self.get("/api/status").map_or(Value::Null, |(_, body)| serde_json::from_str(&body).unwrap())
+    }
+
+    /// Waits until what it shows of itself is so.
+    pub(crate) async fn until(&self, what: &str, condition: impl Fn(&Value) -> bool) {
+        until(what, PATIENCE, async || condition(&self.status())).await;
+    }
+
+    /// Waits until all shards are loaded and all partitions are read.
+    pub(crate) async fn until_ready(&self) {
+        until("it is ready", PATIENCE, async || self.get("/readyz").is_some_and(|(code, _)| code == 200)).await;
+    }
+
+    /// Waits until every shard has committed something in this life.
+    pub(crate) async fn until_each_shard_committed(&self) {
+        self.until("every shard has committed", |status| {
+            let shards = status["board"]["shards"].as_object();
+            shards.is_some_and(|shards| {
+                shards.len() == 2 && shards.values().all(|shard| shard["checkpoints"].as_u64() > Some(0))
+            })
+        })
+        .await;
+    }
+
+    /// Ends it as a crash would.
+    pub(crate) fn kill(mut self) {
+        assert!(self.child.try_wait().unwrap().is_none(), "the service ended by itself");
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
+    }
+
+    /// Asks it to stop, which it does well.
+    pub(crate) async fn stop(mut self) {
+        assert!(self.child.try_wait().unwrap().is_none(), "the service ended by itself");
+        let sent = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+        assert_eq!(self.ended().await, Some(0), "a service that is told to stop ends well");
+    }
+
+    /// Waits until it ends by itself. Answers its exit code and what it said.
+    pub(crate) async fn end(mut self) -> (Option<i32>, String) {
+        let code = self.ended().await;
+        self.reader.take().unwrap().join().unwrap();
+        (code, self.said())
+    }
+
+    async fn ended(&mut self) -> Option<i32> {
+        let begun = Instant::now();
+        loop {
+            if let Some(status) = self.child.try_wait().unwrap() {
+                return status.code();
+            }
+            assert!(begun.elapsed() < PATIENCE, "the service does not end");
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    }
+}
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+        if std::thread::panicking() {
+            eprintln!("the service said:\n{}", self.said());
+        }
+    }
+}
