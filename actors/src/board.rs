@@ -78,6 +78,8 @@ pub struct ActorStatus {
     pub restarts: u64,
     /// Why it last died.
     pub last_error: Option<String>,
+    /// It is halted for a reason that no resuming can pass.
+    pub refused: bool,
 }
 
 /// What a partition actor waits for or does, for whoever watches that it gets on.

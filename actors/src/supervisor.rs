@@ -305,7 +305,7 @@ impl Supervisor {
         let refused = matches!(id, ActorId::Partition(key)
             if self.partitions.get(&key).is_some_and(|known| known.start.is_err()));
         let advice = match id {
-            _ if refused => "it is not read",
+            _ if refused => "it is not read, and cannot be resumed",
             ActorId::Shard(_) => {
                 "its lanes are off and its positions stand still; mend the cause, then resume it or restart the process \
                  before Kafka deletes what it has not read"
@@ -317,7 +317,10 @@ impl Supervisor {
         };
         tracing::error!(actor = %id, "halted: {why}; {advice}");
         self.shared.board.event(id, format!("halted: {why}"));
-        self.shared.board.actor(id, |status| status.life = Life::Halted);
+        self.shared.board.actor(id, |status| {
+            (status.life, status.refused) = (Life::Halted, refused);
+            status.last_error = Some(why.to_owned());
+        });
         match id {
             ActorId::Shard(shard) => {
                 let actor = &mut self.shards[shard as usize];
@@ -624,7 +627,6 @@ impl Handler<Died> for Supervisor {
                 self.end(ctx, Cause::Fenced(why));
             }
             Cause::Halt(why) => {
-                self.shared.board.actor(id, |status| status.last_error = Some(why.clone()));
                 self.halt(ctx, id, &why);
             }
             cause => self.crashed(ctx, id, incarnation, &cause),

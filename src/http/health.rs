@@ -12,6 +12,10 @@ pub(super) fn problems(board: &Snapshot, stall: Duration, since: Duration) -> Ve
     let mut problems = Vec::new();
     for status in board.partitions.values() {
         let name = name(status);
+        if status.actor.life == Life::Halted && status.actor.refused {
+            problems.push(format!("{name} is not read{}", because(&status.actor)));
+            continue;
+        }
         if status.actor.life == Life::Halted {
             problems.push(format!(
                 "{name} is halted{}; mend the cause, then resume it by POST /api/resume/partition/{}/{} or restart the \
