@@ -317,7 +317,10 @@ impl Supervisor {
         };
         tracing::error!(actor = %id, "halted: {why}; {advice}");
         self.shared.board.event(id, format!("halted: {why}"));
-        self.shared.board.actor(id, |status| status.life = Life::Halted);
+        self.shared.board.actor(id, |status| {
+            status.life = Life::Halted;
+            status.last_error = Some(why.to_owned());
+        });
         match id {
             ActorId::Shard(shard) => {
                 let actor = &mut self.shards[shard as usize];
@@ -623,10 +626,7 @@ impl Handler<Died> for Supervisor {
                 self.shared.board.event(ActorId::Supervisor, format!("stepping down: {why}"));
                 self.end(ctx, Cause::Fenced(why));
             }
-            Cause::Halt(why) => {
-                self.shared.board.actor(id, |status| status.last_error = Some(why.clone()));
-                self.halt(ctx, id, &why);
-            }
+            Cause::Halt(why) => self.halt(ctx, id, &why),
             cause => self.crashed(ctx, id, incarnation, &cause),
         }
     }
