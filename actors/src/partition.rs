@@ -85,6 +85,9 @@ impl From<SourceError> for Cause {
     }
 }
 
+/// What was sent to shards, by their numbers, and not answered yet.
+type Unanswered = Vec<(usize, Request<AggregationActor, LaneBatch>)>;
+
 /// The way to one shard.
 struct Lane {
     shard: Addr<AggregationActor>,
@@ -95,8 +98,12 @@ struct Lane {
 
 impl PartitionLife {
     async fn run(self) -> Cause {
-        match self.work().await {
+        let mut unanswered = Unanswered::new();
+        match self.work(&mut unanswered).await {
             Ok(never) => match never {},
+            // A shard passes over what nobody waits for any more. No next life would send it again, so it would be missing
+            // for as long as the partition is halted.
+            Err(cause @ Cause::Halt(_)) => self.answered(&mut unanswered).await.err().unwrap_or(cause),
             Err(cause) => cause,
         }
     }
@@ -128,14 +135,13 @@ impl PartitionLife {
         (lanes.collect(), from, watermark)
     }
 
-    async fn work(&self) -> Result<std::convert::Infallible, Cause> {
+    async fn work(&self, unanswered: &mut Unanswered) -> Result<std::convert::Infallible, Cause> {
         let (env, key) = (&self.env, self.partition.key);
         let (mut lanes, mut position, mut watermark) = self.register().await;
         let begun_at = position;
         let mut suspicion = self.suspicion(begun_at).await?;
         let mut reader = env.pipeline.source.open(&self.partition, position).await?;
         let mut stage = env.pipeline.query.source_stage(&self.partition);
-        let mut unanswered: Vec<(usize, Request<AggregationActor, LaneBatch>)> = Vec::new();
         let mut last_probe = Instant::now();
         env.board.partition(key, |status| {
             status.actor.life = Life::Running;
@@ -158,7 +164,7 @@ impl PartitionLife {
                 bytes = batch.bytes,
             );
             if batch.range.is_empty() {
-                self.answered(&mut unanswered).await?;
+                self.answered(unanswered).await?;
                 // Where the end is not known no broker answers: then it is no fault of ours that nothing comes.
                 if batch.end.is_none_or(|end| end <= position) {
                     env.board.partition(key, |status| status.progress = Instant::now());
@@ -191,7 +197,7 @@ impl PartitionLife {
 
             self.activity(Activity::WaitingForLanes);
             let waiting = Instant::now();
-            self.answered(&mut unanswered).await?;
+            self.answered(unanswered).await?;
             let waited = waited + waiting.elapsed();
 
             for (number, (lane, rows)) in lanes.iter_mut().zip(output.lanes).enumerate() {
@@ -212,7 +218,7 @@ impl PartitionLife {
             }
             (position, watermark) = (batch.range.until, output.watermark);
             if suspicion.narrow {
-                self.answered(&mut unanswered).await?;
+                self.answered(unanswered).await?;
                 suspicion.survived(self, position).await?;
             }
             drop(accused);
@@ -253,7 +259,7 @@ impl PartitionLife {
     }
 
     /// Waits until the shards have taken what was sent.
-    async fn answered(&self, unanswered: &mut Vec<(usize, Request<AggregationActor, LaneBatch>)>) -> Result<(), Cause> {
+    async fn answered(&self, unanswered: &mut Unanswered) -> Result<(), Cause> {
         for (shard, request) in unanswered.drain(..) {
             match request.await {
                 Ok(LaneReply::Done) => {}
