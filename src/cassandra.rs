@@ -114,6 +114,7 @@ pub async fn connect(settings: &CassandraSettings) -> Result<Arc<Session>, Cassa
         .keepalive_interval(silence)
         .keepalive_timeout(silence)
         .hostname_resolution_timeout(Some(settings.timeout))
+        .metadata_request_serverside_timeout(settings.timeout)
         .metadata_request_clientside_timeout(settings.timeout)
         // Enough to route requests. With the whole schema, one user-defined type with a name in quotes anywhere in the
         // cluster would keep the driver from connecting, since it cannot read a column of that type.

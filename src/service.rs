@@ -2,10 +2,11 @@
 
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use strandline_actors::clock::{HybridClock, SystemClock};
 use strandline_actors::env::Pipeline;
-use strandline_actors::ports::{PipelineRow, Sink, StateStore, StoreError};
+use strandline_actors::ports::{PipelineRow, Sink, Source, SourceError, StateStore, StoreError};
 use strandline_actors::run::{Handle, Outcome, run};
 use strandline_actors::supervisor::Placement;
 
@@ -14,6 +15,9 @@ use crate::settings::Settings;
 use crate::sinks::{SinkOpenError, TableSink};
 use crate::sql::{Plan, SqlError, plan};
 use crate::stores::OpenError;
+
+/// How long Kafka is asked for the topics before anything is stored. One that is away is waited for later.
+const TOPICS: Duration = Duration::from_secs(10);
 
 /// Why a pipeline does not start.
 #[derive(Debug, thiserror::Error)]
@@ -44,6 +48,9 @@ pub enum ServiceError {
     /// Kafka cannot be used as the settings say.
     #[error(transparent)]
     Kafka(#[from] KafkaError),
+    /// A topic cannot be read. Nothing was stored yet, so the name of the pipeline is still free.
+    #[error("{0}")]
+    Topics(SourceError),
     /// The sink cannot be used.
     #[error(transparent)]
     Sink(#[from] SinkOpenError),
@@ -53,6 +60,20 @@ pub enum ServiceError {
     /// The store refused something.
     #[error("the store cannot be used: {0}")]
     Refused(#[from] StoreError),
+    /// What was written so far is gone, and only groups that change again would be written anew.
+    #[error(
+        "the table {table} is gone, but pipeline {name} goes on from stored state: a new table would lack every result that \
+         does not change again. Restore the table, or compute everything anew under another STRANDLINE_PIPELINE__NAME. \
+         Only if those results are not needed, make it empty:\n\n{ddl}"
+    )]
+    TableGone {
+        /// The pipeline.
+        name: String,
+        /// The table with its keyspace.
+        table: String,
+        /// What would make it.
+        ddl: String,
+    },
     /// The stored state belongs to another plan.
     #[error(
         "pipeline {name} has stored state of another query, which the new one cannot go on from:\n{difference}run the new \
@@ -114,6 +135,8 @@ pub struct Prepared {
     source: Arc<KafkaSource>,
     store: Arc<dyn StateStore>,
     shards: u32,
+    /// It has a start stored, so there may be results.
+    begun: bool,
 }
 
 impl Prepared {
@@ -121,8 +144,26 @@ impl Prepared {
     pub async fn new(settings: &Settings, plan: &Plan) -> Result<Self, ServiceError> {
         let source = KafkaSource::connect(&settings.kafka, &plan.sources).await?;
         let store = crate::stores::open(settings, &settings.pipeline.name).await?;
+        // A slip in a topic's name must not tie the pipeline's name to it.
+        if let Ok(Err(error)) = tokio::time::timeout(TOPICS, source.partitions()).await {
+            return Err(ServiceError::Topics(error));
+        }
         let shards = define(settings, plan, store.as_ref()).await?;
-        Ok(Self { source, store, shards })
+        let begun = !store.known_partitions().await?.is_empty();
+        Ok(Self { source, store, shards, begun })
+    }
+
+    /// Opens the sink. A table is made only before anything was read.
+    async fn sink(&self, settings: &Settings, plan: &Plan) -> Result<Arc<TableSink>, ServiceError> {
+        if !self.begun {
+            return Ok(crate::sinks::open(settings, &plan.sink).await?);
+        }
+        crate::sinks::reopen(settings, &plan.sink).await.map_err(|error| match error {
+            SinkOpenError::NoTable { table, ddl, .. } => {
+                ServiceError::TableGone { name: settings.pipeline.name.clone(), table, ddl }
+            }
+            error => error.into(),
+        })
     }
 
     /// The pipeline, with a sink.
@@ -145,7 +186,7 @@ impl Prepared {
 pub async fn open(settings: &Settings) -> Result<Opened, ServiceError> {
     let plan = planned(settings)?;
     let prepared = Prepared::new(settings, &plan).await?;
-    let sink = crate::sinks::open(settings, &plan.sink).await?;
+    let sink = prepared.sink(settings, &plan).await?;
     let pipeline = prepared.pipeline(settings, &plan, Arc::clone(&sink) as _);
     Ok(Opened { plan, pipeline, sink })
 }

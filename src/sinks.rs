@@ -23,10 +23,22 @@ use crate::settings::{CassandraSettings, Settings};
 /// A missing Cassandra table is created only if the statement says `'sink.create' 'true'`; every other difference is an
 /// error that shows what to run.
 pub async fn open(settings: &Settings, table: &SinkTable) -> Result<Arc<TableSink>, SinkOpenError> {
+    open_table(settings, table, true).await
+}
+
+/// Opens the sink of a pipeline that has written to it before: what is missing now is missing for good.
+pub async fn reopen(settings: &Settings, table: &SinkTable) -> Result<Arc<TableSink>, SinkOpenError> {
+    open_table(settings, table, false).await
+}
+
+async fn open_table(settings: &Settings, table: &SinkTable, may_create: bool) -> Result<Arc<TableSink>, SinkOpenError> {
     let target = match &table.kind {
         SinkKind::Console { format } => Target::Console(Console::stdout(table, *format)),
         SinkKind::Cassandra { .. } | SinkKind::Blackhole => match Declared::new(table)? {
-            Some(declared) => Target::Cassandra(Box::new(connect(&settings.cassandra, &declared).await?)),
+            Some(mut declared) => {
+                declared.create &= may_create;
+                Target::Cassandra(Box::new(connect(&settings.cassandra, &declared).await?))
+            }
             None => Target::Blackhole,
         },
     };

@@ -77,7 +77,9 @@ pub struct Telemetry {
 impl Telemetry {
     /// Sets up logs and, if there is a collector, traces, for the whole process.
     pub fn start(settings: &LogSettings, collector: Option<Collector>) -> Result<Self, TelemetryError> {
-        let level = EnvFilter::try_new(&settings.level)
+        // What the client of Cassandra says at INFO is of use to its makers.
+        let quiet = if settings.level == "info" { ",scylla=warn" } else { "" };
+        let level = EnvFilter::try_new(settings.level.clone() + quiet)
             .map_err(|error| TelemetryError::Level { level: settings.level.clone(), reason: error.to_string() })?;
         let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
         let lines = match settings.format {

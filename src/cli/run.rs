@@ -14,6 +14,8 @@ use crate::telemetry::{Collector, Telemetry};
 
 /// Of the deadline, what is kept for the traces and the rest when the last checkpoint takes long.
 const KEPT: u32 = 8;
+/// Signals within this time are one.
+const SAME_SIGNAL: Duration = Duration::from_secs(1);
 /// What the last traces may take when there is more time than that.
 const FOR_TRACES: Duration = Duration::from_secs(3);
 
@@ -125,7 +127,8 @@ impl Signals {
     }
 }
 
-/// Asks for the last checkpoint at the first signal, and ends without it at the deadline or at a second one.
+/// Asks for the last checkpoint at the first signal, and ends without it at the deadline or at a second one that is meant
+/// as such: service managers may signal a whole group, and so one process twice.
 async fn stop_on_signal(handle: Handle, mut signals: Signals, ending: Ending, deadline: Duration) {
     let name = signals.next().await;
     tracing::info!("{name}: taking a last checkpoint, for {deadline:?} at most");
@@ -135,7 +138,10 @@ async fn stop_on_signal(handle: Handle, mut signals: Signals, ending: Ending, de
         () = tokio::time::sleep(deadline - deadline / KEPT) => format!(
             "the last checkpoint was not committed in time (STRANDLINE_SHUTDOWN__DEADLINE is {deadline:?})"
         ),
-        name = signals.next() => format!("ended without a last checkpoint by a second signal, {name}"),
+        name = async {
+            tokio::time::timeout(SAME_SIGNAL, async { loop { signals.next().await; } }).await.ok();
+            signals.next().await
+        } => format!("ended without a last checkpoint by a second signal, {name}"),
     };
     ending.cut(why);
     handle.kill();

@@ -348,11 +348,19 @@ fn contradictions(settings: &Settings, problems: &mut Vec<String>) {
                 .push(format!("the Kafka property `{name}`={value} has capital letters: librdkafka's names have none"));
         }
     }
-    if let Err(error) = tracing_subscriber::EnvFilter::try_new(&settings.log.level) {
+    let level = &settings.log.level;
+    // A word that is no level would be taken for a module, and silence all others.
+    let mut words = level.split(',').map(str::trim).filter(|part| !part.contains('='));
+    let unknown = words.find(|word| word.parse::<tracing::level_filters::LevelFilter>().is_err());
+    let wrong = match (unknown, tracing_subscriber::EnvFilter::try_new(level)) {
+        (Some(word), _) => Some(format!("`{word}` is no level")),
+        (None, Err(error)) => Some(error.to_string()),
+        (None, Ok(_)) => None,
+    };
+    if let Some(wrong) = wrong {
         problems.push(format!(
-            "STRANDLINE_LOG__LEVEL is `{}`: allowed is error, warn, info, debug or trace, also by module, such as \
-             info,strandline::kafka=debug ({error})",
-            settings.log.level
+            "STRANDLINE_LOG__LEVEL is `{level}`: allowed is off, error, warn, info, debug or trace, also by module, such as \
+             info,strandline::kafka=debug ({wrong})"
         ));
     }
 }

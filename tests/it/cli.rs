@@ -157,6 +157,7 @@ fn wrong_values_are_refused_with_what_is_allowed_all_at_once() {
         ("STORE__KIND", "redis"),
         ("HTTP__LISTEN", "everywhere"),
         ("CASSANDRA__TLS", "maybe"),
+        ("LOG__LEVEL", "info,loud"),
     ]);
     said.failed(
         2,
@@ -165,9 +166,11 @@ fn wrong_values_are_refused_with_what_is_allowed_all_at_once() {
             "STRANDLINE_STORE__KIND is `redis`: allowed is local or cassandra",
             "STRANDLINE_HTTP__LISTEN is `everywhere`",
             "STRANDLINE_CASSANDRA__TLS is `maybe`: allowed is true or false",
+            "STRANDLINE_LOG__LEVEL is `info,loud`",
+            "`loud` is no level",
         ],
     );
-    assert_eq!(said.err.lines().count(), 4, "{}", said.err);
+    assert_eq!(said.err.lines().count(), 5, "{}", said.err);
 }
 
 #[test]

@@ -71,10 +71,10 @@ impl Case {
         let null_key = null_key.map(|text| format!(", 'sink.null.key' '{text}'")).unwrap_or_default();
         format!(
             "CREATE EXTERNAL TABLE orders ({columns}) STORED AS JSON LOCATION 'kafka://{}';
-             CREATE EXTERNAL TABLE result ({result}) STORED AS CQL LOCATION 'cassandra://{}/result'
+             CREATE EXTERNAL TABLE result ({result}) STORED AS CQL LOCATION 'cassandra://{}/{}'
                OPTIONS ('sink.create' 'true'{null_key});
              INSERT INTO result {select}",
-            stand.topic.name, stand.keyspace
+            stand.topic.name, stand.keyspace, stand.table
         )
     }
 
@@ -116,7 +116,6 @@ impl Case {
     async fn stop(&self, stand: Stand, feed: &Feed, service: Service) {
         service.stop().await;
         self.settle(&stand, feed).await;
-        stand.drop().await;
     }
 }
 

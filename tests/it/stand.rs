@@ -11,14 +11,15 @@ use std::time::{Duration, Instant};
 use scylla::client::session::Session;
 use scylla::client::session_builder::SessionBuilder;
 use serde_json::Value;
+use tokio::sync::OnceCell;
 
 use crate::test_topic::{TestTopic, servers};
 
 /// How long anything here may take, on a slow machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// The name of the pipeline in each test; its keyspace is its own.
-pub(crate) const PIPELINE: &str = "tested";
+/// One keyspace for all pipelines of these tests, since each change of Cassandra's schema takes seconds.
+static KEYSPACE: OnceCell<String> = OnceCell::const_new();
 
 /// Waits for a state.
 pub(crate) async fn until(what: &str, patience: Duration, condition: impl AsyncFn() -> bool) {
@@ -29,10 +30,12 @@ pub(crate) async fn until(what: &str, patience: Duration, condition: impl AsyncF
     }
 }
 
-/// One pipeline of one test: its topic, its keyspace, and how its service is started.
+/// One pipeline of one test: its topic, its name, the table it writes, and how its service is started.
 pub(crate) struct Stand {
     pub(crate) topic: TestTopic,
+    pub(crate) pipeline: String,
     pub(crate) keyspace: String,
+    pub(crate) table: String,
     pub(crate) session: Session,
     node: String,
 }
@@ -42,18 +45,16 @@ impl Stand {
         let node = std::env::var("TEST_CASSANDRA")
             .expect("TEST_CASSANDRA is not set: the tests need a real Cassandra, start them with tests/run");
         let session = SessionBuilder::new().known_node(&node).build().await.unwrap();
-        let keyspace = format!("e2e_{}", uuid::Uuid::new_v4().simple());
-        let replication = "{'class': 'SimpleStrategy', 'replication_factor': 1}";
-        let create = format!("CREATE KEYSPACE {keyspace} WITH replication = {replication}");
-        session.query_unpaged(create, ()).await.unwrap();
+        let keyspace = KEYSPACE.get_or_init(|| create_keyspace(&session)).await.clone();
         let topic = TestTopic::create("orders", partitions, &[]).await;
-        Self { topic, keyspace, session, node }
+        let own = uuid::Uuid::new_v4().simple();
+        Self { topic, pipeline: format!("tested-{own}"), keyspace, table: format!("result_{own}"), session, node }
     }
 
     /// The settings of a service that runs these statements.
     pub(crate) fn environment(&self, sql: &str) -> Vec<(String, String)> {
         let settings = [
-            ("PIPELINE__NAME", PIPELINE.to_owned()),
+            ("PIPELINE__NAME", self.pipeline.clone()),
             ("PIPELINE__SQL", sql.to_owned()),
             ("PIPELINE__SHARDS", "2".to_owned()),
             ("KAFKA__BOOTSTRAP_SERVERS", servers()),
@@ -81,8 +82,8 @@ impl Stand {
     /// What `kafka_offsets` says, as anyone would read it.
     pub(crate) async fn offsets(&self) -> BTreeMap<i32, i64> {
         let read = format!(
-            "SELECT partition, offset FROM {}.kafka_offsets WHERE pipeline = '{PIPELINE}' AND topic = '{}'",
-            self.keyspace, self.topic.name
+            "SELECT partition, offset FROM {}.kafka_offsets WHERE pipeline = '{}' AND topic = '{}'",
+            self.keyspace, self.pipeline, self.topic.name
         );
         // The table is made by the service's first start.
         let Ok(rows) = self.session.query_unpaged(read, ()).await else { return BTreeMap::new() };
@@ -102,10 +103,14 @@ impl Stand {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
+}
 
-    pub(crate) async fn drop(self) {
-        self.session.query_unpaged(format!("DROP KEYSPACE {}", self.keyspace), ()).await.unwrap();
-    }
+async fn create_keyspace(session: &Session) -> String {
+    let keyspace = format!("pipelines_{}", uuid::Uuid::new_v4().simple());
+    let replication = "{'class': 'SimpleStrategy', 'replication_factor': 1}";
+    let create = format!("CREATE KEYSPACE {keyspace} WITH replication = {replication}");
+    session.query_unpaged(create, ()).await.unwrap();
+    keyspace
 }
 
 /// A running service. It is killed when the test is done with it, and what it said is shown when the test fails.

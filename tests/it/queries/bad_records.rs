@@ -7,7 +7,7 @@ use rdkafka::producer::Producer;
 use scylla::client::session::Session;
 use serde_json::Value;
 
-use crate::stand::{PIPELINE, Service, Stand, until};
+use crate::stand::{Service, Stand, until};
 use crate::test_topic::{Sent, producer, send};
 
 /// Ten records; the fifth is cut off, and three more hold nothing, each in its own way.
@@ -28,9 +28,9 @@ fn sql(stand: &Stand, options: &str) -> String {
     format!(
         "CREATE EXTERNAL TABLE letters (a VARCHAR) STORED AS JSON LOCATION 'kafka://{}' OPTIONS ({options});
          CREATE EXTERNAL TABLE result (a VARCHAR, n BIGINT, PRIMARY KEY (a)) STORED AS CQL
-           LOCATION 'cassandra://{}/result' OPTIONS ('sink.create' 'true');
+           LOCATION 'cassandra://{}/{}' OPTIONS ('sink.create' 'true');
          INSERT INTO result SELECT a, count(*) FROM letters GROUP BY a",
-        stand.topic.name, stand.keyspace
+        stand.topic.name, stand.keyspace, stand.table
     )
 }
 
@@ -45,7 +45,7 @@ fn fill(stand: &Stand, partition: i32) {
 }
 
 async fn table(stand: &Stand) -> BTreeMap<String, i64> {
-    let read = format!("SELECT a, n FROM {}.result", stand.keyspace);
+    let read = format!("SELECT a, n FROM {}.{}", stand.keyspace, stand.table);
     let rows = stand.session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
     rows.rows::<(String, i64)>().unwrap().map(|row| row.unwrap()).collect()
 }
@@ -60,8 +60,8 @@ type Letters = Vec<(i32, i64, String, Option<Vec<u8>>, Option<Vec<u8>>)>;
 async fn dead_letters(session: &Session, stand: &Stand, partition: i32) -> Letters {
     let read = format!(
         "SELECT partition, offset, reason, key, value FROM {}.dead_letters
-         WHERE pipeline = '{PIPELINE}' AND topic = '{}' AND partition = {partition}",
-        stand.keyspace, stand.topic.name
+         WHERE pipeline = '{}' AND topic = '{}' AND partition = {partition}",
+        stand.keyspace, stand.pipeline, stand.topic.name
     );
     let rows = session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
     rows.rows().unwrap().map(|row| row.unwrap()).collect()
@@ -107,7 +107,6 @@ async fn bad_records_become_dead_letters_with_their_place_reason_and_payload() {
         assert_counts(&service, [("processed", 6), ("dead_lettered", 4), ("skipped", 0), ("tombstones", 0)]);
         service.kill();
     }
-    stand.drop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -121,7 +120,6 @@ async fn bad_records_are_passed_over_and_counted_under_skip() {
     // A record without a value is not bad unless the table's options say so.
     assert_counts(&service, [("processed", 6), ("dead_lettered", 0), ("skipped", 3), ("tombstones", 1)]);
     service.stop().await;
-    stand.drop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -161,5 +159,4 @@ async fn a_bad_record_halts_its_partition_under_fail_until_the_policy_changes() 
     until("it is well", Duration::from_secs(60), async || service.get("/healthz").is_some_and(|(code, _)| code == 200))
         .await;
     service.stop().await;
-    stand.drop().await;
 }

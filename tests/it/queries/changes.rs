@@ -1,4 +1,4 @@
-//! A query that was changed between two starts.
+//! What was changed between two starts: the query, the table, the topic.
 
 use crate::stand::Stand;
 
@@ -6,14 +6,14 @@ fn sql(stand: &Stand, lowest: &str, highest: &str) -> String {
     format!(
         "CREATE EXTERNAL TABLE orders (item VARCHAR, qty BIGINT) STORED AS JSON LOCATION 'kafka://{}';
          CREATE EXTERNAL TABLE result (item VARCHAR, lowest BIGINT, highest BIGINT, PRIMARY KEY (item)) STORED AS CQL
-           LOCATION 'cassandra://{}/result' OPTIONS ('sink.create' 'true');
+           LOCATION 'cassandra://{}/{}' OPTIONS ('sink.create' 'true');
          INSERT INTO result SELECT item, {lowest}, {highest} FROM orders GROUP BY item",
-        stand.topic.name, stand.keyspace
+        stand.topic.name, stand.keyspace, stand.table
     )
 }
 
 async fn table(stand: &Stand) -> Vec<(String, i64, i64)> {
-    let read = format!("SELECT item, lowest, highest FROM {}.result", stand.keyspace);
+    let read = format!("SELECT item, lowest, highest FROM {}.{}", stand.keyspace, stand.table);
     let rows = stand.session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
     rows.rows().unwrap().map(|row| row.unwrap()).collect()
 }
@@ -55,5 +55,49 @@ async fn a_query_with_min_and_max_swapped_is_refused_with_the_difference() {
     stand.until_committed(&[(0, 5)].into()).await;
     assert_eq!(table(&stand).await, [("tea".to_owned(), 1, 20)]);
     service.stop().await;
-    stand.drop().await;
+}
+
+/// Only groups that change again would be written to a table made anew.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_table_that_is_gone_is_not_made_again_under_stored_state() {
+    let stand = Stand::new(1).await;
+    let sql = sql(&stand, "min(qty)", "max(qty)");
+    stand.topic.fill(0, ["{\"item\":\"tea\",\"qty\":5}".to_owned()]).await;
+    let service = stand.start(&sql);
+    stand.until_committed(&[(0, 1)].into()).await;
+    service.stop().await;
+
+    let name = format!("{}.{}", stand.keyspace, stand.table);
+    stand.session.query_unpaged(format!("DROP TABLE {name}"), ()).await.unwrap();
+    let (code, said) = stand.start(&sql).end().await;
+    assert_eq!(code, Some(2), "{said}");
+    for part in [&format!("the table {name} is gone"), &stand.pipeline, "CREATE TABLE", "STRANDLINE_PIPELINE__NAME"] {
+        assert!(said.contains(part), "{part:?} in {said}");
+    }
+
+    // Who wants it empty makes it by hand.
+    let (_, ddl) = said.split_once("CREATE TABLE").unwrap();
+    stand.session.query_unpaged(format!("CREATE TABLE{}", ddl.split(';').next().unwrap()), ()).await.unwrap();
+    stand.topic.fill(0, ["{\"item\":\"ink\",\"qty\":7}".to_owned()]).await;
+    let service = stand.start(&sql);
+    stand.until_committed(&[(0, 2)].into()).await;
+    assert!(table(&stand).await.contains(&("ink".to_owned(), 7, 7)));
+    service.stop().await;
+}
+
+/// Nothing is stored under the name before the topics are known to exist.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_topic_that_does_not_exist_does_not_use_up_the_name() {
+    let stand = Stand::new(1).await;
+    let right = sql(&stand, "min(qty)", "max(qty)");
+    let wrong = right.replace(&stand.topic.name, &format!("{}-x", stand.topic.name));
+    let (code, said) = stand.start(&wrong).end().await;
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains(&format!("{}-x", stand.topic.name)), "{said}");
+
+    stand.topic.fill(0, ["{\"item\":\"tea\",\"qty\":5}".to_owned()]).await;
+    let service = stand.start(&right);
+    stand.until_committed(&[(0, 1)].into()).await;
+    assert_eq!(table(&stand).await, [("tea".to_owned(), 5, 5)]);
+    service.stop().await;
 }

@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 
 use uuid::Uuid;
 
-use crate::stand::{PIPELINE, Stand};
+use crate::stand::Stand;
 
 fn sql(stand: &Stand, options: &str) -> String {
     format!(
         "CREATE EXTERNAL TABLE orders (qty BIGINT) STORED AS JSON LOCATION 'kafka://{}' {options};
          CREATE EXTERNAL TABLE result (part INT, n BIGINT, total BIGINT, PRIMARY KEY (part)) STORED AS CQL
-           LOCATION 'cassandra://{}/result' OPTIONS ('sink.create' 'true');
+           LOCATION 'cassandra://{}/{}' OPTIONS ('sink.create' 'true');
          INSERT INTO result SELECT _partition, count(*), sum(qty) FROM orders GROUP BY _partition",
-        stand.topic.name, stand.keyspace
+        stand.topic.name, stand.keyspace, stand.table
     )
 }
 
@@ -23,7 +23,7 @@ fn orders(quantities: impl IntoIterator<Item = i64>) -> Vec<String> {
 
 /// How many orders, and how many pieces, by partition.
 async fn table(stand: &Stand) -> BTreeMap<i32, (i64, i64)> {
-    let read = format!("SELECT part, n, total FROM {}.result", stand.keyspace);
+    let read = format!("SELECT part, n, total FROM {}.{}", stand.keyspace, stand.table);
     let rows = stand.session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
     rows.rows::<(i32, i64, i64)>().unwrap().map(|row| row.unwrap()).map(|row| (row.0, (row.1, row.2))).collect()
 }
@@ -48,7 +48,6 @@ async fn one_record_is_one_and_three_are_three_after_a_crash() {
             service.kill();
         }
     }
-    stand.drop().await;
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -75,7 +74,6 @@ async fn a_partition_that_is_added_is_read_from_its_beginning_also_at_latest() {
     wanted.insert(2, (100, 4950));
     assert_eq!(table(&stand).await, wanted);
     service.stop().await;
-    stand.drop().await;
 }
 
 /// The id of the topic that a pipeline has read.
@@ -97,7 +95,7 @@ async fn a_topic_that_was_made_anew_while_it_was_stopped_is_refused() {
         let service = stand.start(&sql);
         stand.until_committed(&[(0, 10)].into()).await;
         service.kill();
-        let old = topic_id(&stand, PIPELINE).await;
+        let old = topic_id(&stand, &stand.pipeline).await;
 
         stand.topic.delete().await;
         stand.topic.create_again(1, &[]).await;
@@ -109,10 +107,11 @@ async fn a_topic_that_was_made_anew_while_it_was_stopped_is_refused() {
         service.until_each_shard_committed().await;
 
         // Another pipeline takes the new topic for what it is.
-        let other = sql.replace("/result'", "/other'");
-        let second = stand.start_with(&other, &[("PIPELINE__NAME", "other")]);
+        let other = sql.replace(&format!("/{}'", stand.table), &format!("/{}_other'", stand.table));
+        let pipeline = format!("{}-other", stand.pipeline);
+        let second = stand.start_with(&other, &[("PIPELINE__NAME", &pipeline)]);
         second.until_ready().await;
-        let new = topic_id(&stand, "other").await;
+        let new = topic_id(&stand, &pipeline).await;
         second.kill();
         assert_ne!(old, new);
 
@@ -124,6 +123,5 @@ async fn a_topic_that_was_made_anew_while_it_was_stopped_is_refused() {
         assert_eq!(table(&stand).await, [(0, (10, 45))].into(), "{name}");
         assert_eq!(stand.offsets().await, [(0, 10)].into(), "{name}");
         service.stop().await;
-        stand.drop().await;
     }
 }

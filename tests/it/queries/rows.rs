@@ -58,7 +58,7 @@ fn by_key(rows: impl IntoIterator<Item = Vec<Value>>, sink: &SinkTable) -> Rows 
 /// All rows of the sink's table.
 pub(super) async fn of_table(stand: &Stand, sink: &SinkTable) -> Rows {
     let columns: Vec<&str> = sink.schema.fields().iter().map(|field| field.name().as_str()).collect();
-    let mut read = Statement::new(format!("SELECT {} FROM {}.result", columns.join(", "), stand.keyspace));
+    let mut read = Statement::new(format!("SELECT {} FROM {}.{}", columns.join(", "), stand.keyspace, stand.table));
     read.set_page_size(i32::MAX);
     let rows = stand.session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
     by_key(rows.rows::<Row>().unwrap().map(|row| row.unwrap().columns.into_iter().map(of_cassandra).collect()), sink)
