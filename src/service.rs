@@ -199,9 +199,14 @@ async fn define(settings: &Settings, plan: &Plan, store: &dyn StateStore) -> Res
         plan: plan.description.clone(),
     };
     let stored = store.define_pipeline(&asked).await?;
+    fits(settings, plan, &stored)
+}
+
+/// Whether what is stored under the pipeline's name can be gone on from. Answers the number of shards.
+pub fn fits(settings: &Settings, plan: &Plan, stored: &PipelineRow) -> Result<u32, ServiceError> {
     let name = settings.pipeline.name.clone();
-    if stored.fingerprint != asked.fingerprint {
-        return Err(ServiceError::OtherPlan { name, difference: difference(&stored.plan, &asked.plan) });
+    if stored.fingerprint != plan.fingerprint {
+        return Err(ServiceError::OtherPlan { name, difference: difference(&stored.plan, &plan.description) });
     }
     // A default that differs between machines is no wish.
     match settings.pipeline.shards {

@@ -11,6 +11,7 @@ use crate::kafka::KafkaSource;
 use crate::service;
 use crate::settings::{Loaded, Settings, StoreKind};
 use crate::sql::Plan;
+use crate::stores::cassandra::CassandraStore;
 use crate::{cassandra, sinks};
 
 /// How long Kafka may take to answer. Running, it is waited for without end.
@@ -75,7 +76,7 @@ async fn connected(settings: &Settings, plan: &Plan, source: &KafkaSource) -> Re
         Ok(found) => print(&found),
         Err(failure) => failures.push(failure),
     }
-    match store(settings).await {
+    match store(settings, plan).await {
         Ok(found) => print(&found),
         Err(failure) => failures.push(failure),
     }
@@ -113,11 +114,19 @@ async fn kafka(settings: &Settings, plan: &Plan, source: &KafkaSource) -> Result
     Ok(text)
 }
 
-async fn store(settings: &Settings) -> Result<String, Failure> {
+async fn store(settings: &Settings, plan: &Plan) -> Result<String, Failure> {
     match settings.store.kind {
         StoreKind::Cassandra => {
-            cassandra::connect(&settings.cassandra).await?;
-            Ok(format!("Cassandra answers at {}\n", settings.cassandra.nodes))
+            let session = cassandra::connect(&settings.cassandra).await?;
+            let stored = CassandraStore::stored(&session, &settings.cassandra, &settings.pipeline.name).await;
+            let goes_on = match stored.map_err(Failure::failed)? {
+                Some(stored) => {
+                    let shards = service::fits(settings, plan, &stored)?;
+                    format!("it goes on from the stored state of {}, in {shards} shards", settings.pipeline.name)
+                }
+                None => format!("nothing is stored of {} yet", settings.pipeline.name),
+            };
+            Ok(format!("Cassandra answers at {}: {goes_on}\n", settings.cassandra.nodes))
         }
         StoreKind::Local => {
             let folder = folder(settings);

@@ -348,6 +348,13 @@ fn contradictions(settings: &Settings, problems: &mut Vec<String>) {
                 .push(format!("the Kafka property `{name}`={value} has capital letters: librdkafka's names have none"));
         }
     }
+    let replication = settings.cassandra.replication.trim();
+    if !(replication.starts_with('{') && replication.ends_with('}') && replication.contains("'class'")) {
+        problems.push(format!(
+            "STRANDLINE_CASSANDRA__REPLICATION is `{replication}`: allowed is a map as CQL writes it, such as {{'class': \
+             'NetworkTopologyStrategy', 'dc1': 3}}"
+        ));
+    }
     let level = &settings.log.level;
     // A word that is no level would be taken for a module, and silence all others.
     let mut words = level.split(',').map(str::trim).filter(|part| !part.contains('='));

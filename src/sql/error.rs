@@ -93,8 +93,10 @@ impl From<DataFusionError> for SqlError {
 }
 
 /// What DataFusion puts before its messages; it says nothing to someone who wrote the statements.
-const PREFIXES: [&str; 8] = [
+const PREFIXES: [&str; 10] = [
     "type_coercion\ncaused by\n",
+    "Optimizer rule 'simplify_expressions' failed\ncaused by\n",
+    "Arrow error: ",
     "SQL error: ",
     "ParserError(\"",
     "TokenizerError(\"",

@@ -81,6 +81,10 @@ struct BodyRef<'a> {
     kept: &'a [Kept],
 }
 
+fn pipeline_row((shards, fingerprint, plan): (i32, String, String)) -> PipelineRow {
+    PipelineRow { shards: shards.cast_unsigned(), fingerprint, plan }
+}
+
 type PointerRow = (i64, Uuid, i64, i64, Option<String>, Option<Vec<u8>>);
 
 impl CassandraStore {
@@ -112,6 +116,25 @@ impl CassandraStore {
             in_flight: Semaphore::new(IN_FLIGHT),
             defining_start: Mutex::new(()),
         })
+    }
+
+    /// What is stored of a pipeline, without making anything that is missing. `None` if nothing is.
+    pub async fn stored(
+        session: &Session,
+        settings: &CassandraSettings,
+        pipeline: &str,
+    ) -> Result<Option<PipelineRow>, StoreError> {
+        let what = "reading what is stored of the pipeline";
+        let read = format!("SELECT shards, fingerprint, plan FROM {}.pipelines WHERE pipeline = ?", settings.keyspace);
+        match session.query_unpaged(read, (pipeline,)).await.map_err(Failure::from) {
+            Ok(answer) => {
+                let row = rows(what, answer)?.maybe_first_row().map_err(|error| unreadable(what, &error))?;
+                Ok(row.map(pipeline_row))
+            }
+            // There is no such table yet.
+            Err(Failure::Refused(_)) => Ok(None),
+            Err(failure) => Err(failure.during(what).into()),
+        }
     }
 
     /// Sends a plain request, and again when its answer is lost: it changes nothing the second time.
@@ -258,9 +281,8 @@ impl StateStore for CassandraStore {
             return Ok(row.clone());
         }
         let answer = self.plain(what, &self.statements.read_pipeline, (&self.pipeline,)).await?;
-        let row = rows(what, answer)?.first_row::<(i32, String, String)>().map_err(|error| unreadable(what, &error))?;
-        let (shards, fingerprint, plan) = row;
-        Ok(PipelineRow { shards: shards.cast_unsigned(), fingerprint, plan })
+        let row = rows(what, answer)?.first_row().map_err(|error| unreadable(what, &error))?;
+        Ok(pipeline_row(row))
     }
 
     async fn next_generation(&self) -> Result<Generation, StoreError> {

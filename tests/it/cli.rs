@@ -158,6 +158,7 @@ fn wrong_values_are_refused_with_what_is_allowed_all_at_once() {
         ("HTTP__LISTEN", "everywhere"),
         ("CASSANDRA__TLS", "maybe"),
         ("LOG__LEVEL", "info,loud"),
+        ("CASSANDRA__REPLICATION", "3"),
     ]);
     said.failed(
         2,
@@ -168,9 +169,10 @@ fn wrong_values_are_refused_with_what_is_allowed_all_at_once() {
             "STRANDLINE_CASSANDRA__TLS is `maybe`: allowed is true or false",
             "STRANDLINE_LOG__LEVEL is `info,loud`",
             "`loud` is no level",
+            "STRANDLINE_CASSANDRA__REPLICATION is `3`",
         ],
     );
-    assert_eq!(said.err.lines().count(), 5, "{}", said.err);
+    assert_eq!(said.err.lines().count(), 6, "{}", said.err);
 }
 
 #[test]

@@ -79,6 +79,13 @@ impl Stand {
         Service::start(command)
     }
 
+    /// What `check --connect` says of these statements.
+    pub(crate) fn check(&self, sql: &str) -> String {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_strandline"));
+        let said = command.args(["check", "--connect"]).envs(self.environment(sql)).output().unwrap();
+        String::from_utf8([said.stdout, said.stderr].concat()).unwrap()
+    }
+
     /// What `kafka_offsets` says, as anyone would read it.
     pub(crate) async fn offsets(&self) -> BTreeMap<i32, i64> {
         let read = format!(

@@ -44,6 +44,13 @@ async fn a_query_with_min_and_max_swapped_is_refused_with_the_difference() {
         assert!(lines(sign, words), "{sign} {words:?} in {said}");
     }
     assert!(said.contains("STRANDLINE_PIPELINE__NAME") && said.contains("take the old query back"), "{said}");
+    let checked = stand.check(&sql(&stand, "max(qty)", "min(qty)"));
+    assert!(checked.contains("has stored state of another query"), "{checked}");
+    let checked = stand.check(&right);
+    assert!(
+        checked.contains(&format!("goes on from the stored state of {}, in 2 shards", stand.pipeline)),
+        "{checked}"
+    );
     assert_eq!(table(&stand).await, [("tea".to_owned(), 1, 9)]);
     assert_eq!(stand.offsets().await, [(0, 3)].into());
 
