@@ -207,6 +207,10 @@ impl Sink for TableSink {
     fn replaces(&self) -> bool {
         !matches!(self.target, Target::Console(_))
     }
+
+    fn discards(&self) -> bool {
+        matches!(self.target, Target::Blackhole)
+    }
 }
 
 /// What a sink has done since it was opened. A delivery that is repeated counts again.

@@ -26,6 +26,9 @@ use crate::position::{Counts, PartitionKey, Position, Vector, Watermark};
 
 /// How many times the bound of pending rows changes of the state may take before they hold back the sources.
 const CHANGES: usize = 8;
+/// The share of the budget in flight that may wait for a checkpoint before one is taken early. The other half lets the
+/// sources go on while it commits.
+const EARLY: f64 = 0.5;
 /// Segments that are read at the same time while a shard loads.
 const LOADING: usize = 4;
 
@@ -47,6 +50,8 @@ pub(crate) struct AggregationActor {
     dead_letter_bytes: usize,
     /// The credit of batches whose rows or dead letters wait for a checkpoint.
     held: Vec<Arc<Credit>>,
+    /// Its share of the whole budget.
+    held_share: f64,
     /// Rows came since the last checkpoint.
     rows_changed: bool,
     /// Positions moved since the last checkpoint.
@@ -81,6 +86,7 @@ impl AggregationActor {
             dead_letters: Vec::new(),
             dead_letter_bytes: 0,
             held: Vec::new(),
+            held_share: 0.0,
             rows_changed: false,
             moved: false,
             checkpointing: false,
@@ -158,6 +164,9 @@ impl AggregationActor {
         }
         let bound = self.env.pipeline.tuning.pending_bytes.saturating_mul(CHANGES);
         if letters || self.operator.pending_bytes() > 0 || self.operator.changed_bytes() > bound {
+            let tuning = &self.env.pipeline.tuning;
+            let share = |credit: &Arc<Credit>| credit.share(tuning.rows_in_flight, tuning.bytes_in_flight);
+            self.held_share += batch.credit.as_ref().map_or(0.0, share);
             self.held.extend(batch.credit);
         }
         Ok(LaneReply::Done)
@@ -174,6 +183,8 @@ impl AggregationActor {
             // Also when nothing has changed: so a process that lost its shards learns of it.
             || since >= tuning.quiet_interval
             || self.operator.pending_bytes() + self.dead_letter_bytes >= tuning.pending_bytes
+            // The sources would soon stand still until the interval is over.
+            || self.held_share >= EARLY
             || (!self.flushing.is_empty() && (self.rows_changed || self.moved))
     }
 
@@ -210,6 +221,7 @@ impl AggregationActor {
         };
         self.dead_letter_bytes = 0;
         let held = std::mem::take(&mut self.held);
+        self.held_share = 0.0;
         (self.rows_changed, self.moved, self.interval_over, self.checkpointing) = (false, false, false, true);
         self.last_checkpoint = Instant::now();
         self.show();

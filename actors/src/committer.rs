@@ -544,7 +544,8 @@ async fn commit(env: Arc<Env>, current: Pointer, checkpoint: Checkpoint, cleaned
 
     let mut written: Vec<Encoded> = Vec::new();
     let mut outbox = Vec::new();
-    for batch in checkpoint.output.iter().filter(|batch| batch.rows.num_rows() > 0) {
+    let discards = env.pipeline.sink.discards();
+    for batch in checkpoint.output.iter().filter(|batch| batch.rows.num_rows() > 0 && !discards) {
         let kind = match batch.change {
             Change::Upsert => SegmentKind::Upserts { sink: batch.sink },
             Change::Delete => SegmentKind::Deletes { sink: batch.sink },

@@ -22,8 +22,16 @@ pub struct Credits {
 /// A part of the budget, given back when it is dropped.
 #[derive(Debug)]
 pub struct Credit {
-    _rows: OwnedSemaphorePermit,
-    _bytes: OwnedSemaphorePermit,
+    rows: OwnedSemaphorePermit,
+    bytes: OwnedSemaphorePermit,
+}
+
+impl Credit {
+    /// Its share of a budget of so many rows and bytes: the larger of both, from 0 to 1.
+    pub fn share(&self, rows: usize, bytes: usize) -> f64 {
+        let part = |part: usize, whole: usize| part as f64 / whole.max(1) as f64;
+        part(self.rows.num_permits(), rows).max(part(self.bytes.num_permits() * UNIT, bytes))
+    }
 }
 
 impl Credits {
@@ -45,7 +53,7 @@ impl Credits {
         let units = bytes.div_ceil(UNIT).min(self.max_units) as u32;
         let rows = Arc::clone(&self.rows).acquire_many_owned(rows).await.ok()?;
         let bytes = Arc::clone(&self.bytes).acquire_many_owned(units).await.ok()?;
-        Some(Credit { _rows: rows, _bytes: bytes })
+        Some(Credit { rows, bytes })
     }
 
     /// Rows that are in flight now.

@@ -408,6 +408,11 @@ pub trait Sink: Send + Sync {
 
     /// Whether a row replaces the earlier one of its key, so that computing it again from earlier records is harmless.
     fn replaces(&self) -> bool;
+
+    /// Whether it takes nothing, so that no output need be kept for another delivery.
+    fn discards(&self) -> bool {
+        false
+    }
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

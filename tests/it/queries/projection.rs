@@ -47,3 +47,27 @@ async fn records_are_filtered_and_computed_as_the_batch_engine_does() {
     assert!(before.len() > 500 && after.len() > before.len());
     case.stop(stand, &feed, service).await;
 }
+
+/// Rows of a pipeline without aggregation wait for the next checkpoint, and hold the sources back meanwhile: with a long
+/// interval a checkpoint is taken early, instead of standing still until it is over.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_long_checkpoint_interval_does_not_stop_the_sources() {
+    const RECORDS: i64 = 400_000;
+    let stand = Stand::new(1).await;
+    stand.topic.fill(0, (0..RECORDS).map(|n| format!("{{\"n\":{n}}}"))).await;
+    let sql = format!(
+        "CREATE EXTERNAL TABLE numbers (n BIGINT) STORED AS JSON LOCATION 'kafka://{}';
+         CREATE EXTERNAL TABLE nowhere (n BIGINT) STORED AS CQL LOCATION 'blackhole://';
+         INSERT INTO nowhere SELECT n FROM numbers",
+        stand.topic.name
+    );
+    let service = stand.start_with(&sql, &[("CHECKPOINT__INTERVAL", "1h"), ("CHECKPOINT__QUIET_INTERVAL", "2h")]);
+    service
+        .until("everything is read", |status| {
+            let partitions = status["board"]["partitions"].as_object();
+            partitions.is_some_and(|all| all.values().any(|partition| partition["position"].as_i64() == Some(RECORDS)))
+        })
+        .await;
+    service.stop().await;
+    stand.until_committed(&[(0, RECORDS)].into()).await;
+}
