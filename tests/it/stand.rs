@@ -55,6 +55,8 @@ impl Stand {
     pub(crate) fn environment(&self, sql: &str) -> Vec<(String, String)> {
         let settings = [
             ("PIPELINE__NAME", self.pipeline.clone()),
+            // A service that is started again goes on at once.
+            ("INSTANCE__ID", "tested".to_owned()),
             ("PIPELINE__SQL", sql.to_owned()),
             ("PIPELINE__SHARDS", "2".to_owned()),
             ("KAFKA__BOOTSTRAP_SERVERS", servers()),
@@ -192,11 +194,21 @@ impl Service {
         self.child.wait().unwrap();
     }
 
+    /// Sends it a signal.
+    pub(crate) fn signal(&mut self, name: &str) {
+        assert!(self.child.try_wait().unwrap().is_none(), "the service ended by itself");
+        let sent = Command::new("kill").args([format!("-{name}"), self.child.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+    }
+
+    /// Waits until it has said something.
+    pub(crate) async fn until_said(&self, what: &str) {
+        until(&format!("it says {what:?}"), PATIENCE, async || self.said().contains(what)).await;
+    }
+
     /// Asks it to stop, which it does well.
     pub(crate) async fn stop(mut self) {
-        assert!(self.child.try_wait().unwrap().is_none(), "the service ended by itself");
-        let sent = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
-        assert!(sent.success());
+        self.signal("TERM");
         assert_eq!(self.ended().await, Some(0), "a service that is told to stop ends well");
     }
 
