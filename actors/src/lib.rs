@@ -30,6 +30,7 @@ pub mod message;
 pub mod ownership;
 mod partition;
 pub mod pointer;
+pub mod points;
 pub mod ports;
 pub mod position;
 pub mod recovery;

@@ -9,6 +9,7 @@ mod cassandra_tls;
 mod cli;
 mod end_to_end;
 mod kafka_source;
+mod kill_points;
 mod local_store;
 mod proxy;
 mod queries;

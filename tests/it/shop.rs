@@ -2,41 +2,58 @@
 //! the same in the end, the table to the last row and `kafka_offsets` to the last offset.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::stand::Stand;
+use crate::stand::{Stand, until};
 use crate::test_topic::{Sent, producer, send};
 
 pub(crate) const PARTITIONS: i32 = 6;
+
+/// Where each partition ends.
+pub(crate) type Ends = [i64; PARTITIONS as usize];
 
 /// What the produced records add up to, by item.
 pub(crate) type Truth = BTreeMap<String, (i64, i64)>;
 
 /// Produces orders until it is told to stop, and keeps count by itself.
 pub(crate) struct Shop {
-    stop: Arc<AtomicBool>,
+    wish: Arc<AtomicU8>,
+    /// Everything that was produced so far has reached Kafka, and nothing comes after it.
+    resting: Arc<AtomicBool>,
     produced: Arc<AtomicU64>,
-    truth: Arc<Mutex<Truth>>,
-    thread: std::thread::JoinHandle<[i64; PARTITIONS as usize]>,
+    books: Arc<Mutex<(Truth, Ends)>>,
+    thread: std::thread::JoinHandle<()>,
 }
+
+const OPEN: u8 = 0;
+const PAUSE: u8 = 1;
+const CLOSE: u8 = 2;
 
 impl Shop {
     /// Opens with a backlog, then adds so many records a second.
     pub(crate) fn open(topic: &str, backlog: u64, rate: u64) -> Self {
-        let (stop, produced, truth) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default(), Arc::default());
+        let (wish, resting) = (Arc::<AtomicU8>::default(), Arc::<AtomicBool>::default());
+        let (produced, books) = (Arc::<AtomicU64>::default(), Arc::<Mutex<(Truth, Ends)>>::default());
         let thread = std::thread::spawn({
-            let (topic, stop, produced) = (topic.to_owned(), Arc::clone(&stop), Arc::clone(&produced));
-            let truth: Arc<Mutex<Truth>> = Arc::clone(&truth);
+            let (topic, wish, resting) = (topic.to_owned(), Arc::clone(&wish), Arc::clone(&resting));
+            let (produced, books) = (Arc::clone(&produced), Arc::clone(&books));
             move || {
                 let producer = producer(&[("compression.type", "lz4")]);
-                let mut ends = [0i64; PARTITIONS as usize];
                 let begun = Instant::now();
                 let mut state = 0x2545_F491_4F6C_DD1Du64;
                 let mut number = 0u64;
-                while !stop.load(Ordering::SeqCst) {
-                    if number >= backlog + begun.elapsed().as_millis() as u64 * rate / 1000 {
+                loop {
+                    let wished = wish.load(Ordering::SeqCst);
+                    if wished != OPEN && !resting.load(Ordering::SeqCst) {
+                        rdkafka::producer::Producer::flush(&producer, Duration::from_secs(60)).unwrap();
+                        resting.store(true, Ordering::SeqCst);
+                    }
+                    if wished == CLOSE {
+                        return;
+                    }
+                    if wished == PAUSE || number >= backlog + begun.elapsed().as_millis() as u64 * rate / 1000 {
                         std::thread::sleep(Duration::from_millis(1));
                         continue;
                     }
@@ -51,20 +68,18 @@ impl Shop {
                     let value = format!(r#"{{"user_id":"u{number}","item":"item-{item}","qty":{qty},"note":"x"}}"#);
                     let sent = Sent { key: None, value: Some(value.as_bytes()), headers: None };
                     send(&producer, &topic, partition, sent);
-                    ends[partition as usize] += 1;
                     number += 1;
+                    let (truth, ends) = &mut *books.lock().unwrap();
+                    ends[partition as usize] += 1;
                     if qty > 0 {
-                        let mut truth = truth.lock().unwrap();
                         let sum = truth.entry(format!("item-{item}")).or_default();
                         *sum = (sum.0 + 1, sum.1 + qty);
                     }
                     produced.store(number, Ordering::SeqCst);
                 }
-                rdkafka::producer::Producer::flush(&producer, Duration::from_secs(60)).unwrap();
-                ends
             }
         });
-        Self { stop, produced, truth, thread }
+        Self { wish, resting, produced, books, thread }
     }
 
     /// How many records there are so far.
@@ -72,12 +87,24 @@ impl Shop {
         self.produced.load(Ordering::SeqCst) as i64
     }
 
+    /// Rests until it is told to go on. Answers what the records add up to, and where each partition ends.
+    pub(crate) async fn pause(&self) -> (Truth, Ends) {
+        self.wish.store(PAUSE, Ordering::SeqCst);
+        until("the shop rests", Duration::from_secs(60), async || self.resting.load(Ordering::SeqCst)).await;
+        self.books.lock().unwrap().clone()
+    }
+
+    /// Goes on, and makes up for the time.
+    pub(crate) fn go_on(&self) {
+        self.resting.store(false, Ordering::SeqCst);
+        self.wish.store(OPEN, Ordering::SeqCst);
+    }
+
     /// Stops. Answers what the records add up to, and where each partition ends.
-    pub(crate) fn close(self) -> (Truth, [i64; PARTITIONS as usize]) {
-        self.stop.store(true, Ordering::SeqCst);
-        let ends = self.thread.join().unwrap();
-        let truth = self.truth.lock().unwrap().clone();
-        (truth, ends)
+    pub(crate) fn close(self) -> (Truth, Ends) {
+        self.wish.store(CLOSE, Ordering::SeqCst);
+        self.thread.join().unwrap();
+        self.books.lock().unwrap().clone()
     }
 }
 
@@ -107,7 +134,7 @@ async fn table(stand: &Stand) -> Truth {
 }
 
 /// Waits until everything is committed, and compares.
-pub(crate) async fn settle(stand: &Stand, truth: &Truth, ends: &[i64; PARTITIONS as usize]) {
+pub(crate) async fn settle(stand: &Stand, truth: &Truth, ends: &Ends) {
     stand.until_committed(&(0..).zip(ends.iter().copied()).collect()).await;
     assert_eq!(&table(stand).await, truth);
 }

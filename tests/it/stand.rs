@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -71,6 +72,13 @@ impl Stand {
 
     pub(crate) fn start(&self, sql: &str) -> Service {
         self.start_with(sql, &[])
+    }
+
+    /// Starts a service that is to die at a point in the code, when it comes there for the n-th time.
+    pub(crate) fn start_to_die(&self, sql: &str, point: &str, n: u32) -> Service {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_strandline"));
+        command.arg("run").envs(self.environment(sql)).env("KILL_AT", format!("{point}:{n}"));
+        Service::start(command)
     }
 
     /// Starts the service with further settings, or others.
@@ -212,6 +220,14 @@ impl Service {
         assert_eq!(self.ended().await, Some(0), "a service that is told to stop ends well");
     }
 
+    /// Waits until it kills itself.
+    pub(crate) async fn killed_itself(mut self) -> String {
+        let status = self.status_at_end().await;
+        self.reader.take().unwrap().join().unwrap();
+        assert_eq!(status.signal(), Some(9), "it ended with {status}");
+        self.said()
+    }
+
     /// Waits until it ends by itself. Answers its exit code and what it said.
     pub(crate) async fn end(mut self) -> (Option<i32>, String) {
         let code = self.ended().await;
@@ -220,10 +236,14 @@ impl Service {
     }
 
     async fn ended(&mut self) -> Option<i32> {
+        self.status_at_end().await.code()
+    }
+
+    async fn status_at_end(&mut self) -> ExitStatus {
         let begun = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
-                return status.code();
+                return status;
             }
             assert!(begun.elapsed() < PATIENCE, "the service does not end");
             tokio::time::sleep(Duration::from_millis(10)).await;
