@@ -89,6 +89,7 @@ mod reached {
     use std::process::Command;
     use std::sync::LazyLock;
     use std::sync::atomic::{AtomicU64, Ordering};
+    use std::time::Duration;
 
     use super::Point;
 
@@ -102,12 +103,21 @@ mod reached {
         Some(parsed.unwrap_or_else(|| panic!("KILL_AT is `{given}`, which is no <point>:<n>")))
     });
 
+    /// The time that a request gets to leave the process before it dies.
+    const ON_ITS_WAY: Duration = Duration::from_millis(20);
+
+    fn is_the_end(point: Point) -> bool {
+        KILL_AT.as_ref().is_some_and(|(wanted, left)| *wanted == point && left.fetch_sub(1, Ordering::SeqCst) == 1)
+    }
+
     /// Ends the process if it was told to die here.
     pub(crate) fn reach(point: Point) {
-        let Some((wanted, left)) = &*KILL_AT else { return };
-        if *wanted != point || left.fetch_sub(1, Ordering::SeqCst) != 1 {
-            return;
+        if is_the_end(point) {
+            die(point);
         }
+    }
+
+    fn die(point: Point) -> ! {
         eprintln!("killed at the point {}", point.name());
         let _ = Command::new("kill").args(["-KILL", &std::process::id().to_string()]).status();
         loop {
@@ -122,7 +132,11 @@ mod reached {
         std::future::poll_fn(|context| {
             let polled = request.as_mut().poll(context);
             if std::mem::take(&mut first) && polled.is_pending() {
-                reach(point);
+                if is_the_end(point) {
+                    // Another thread puts it on the wire.
+                    std::thread::sleep(ON_ITS_WAY);
+                    die(point);
+                }
             }
             polled
         })
