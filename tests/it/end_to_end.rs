@@ -17,7 +17,7 @@ use crate::stand::{Stand, until};
 /// ends while it starts.
 async fn killed_again_and_again(kills: u32, by: &str) {
     let stand = Stand::new(PARTITIONS).await;
-    let shop = Shop::open(&stand.topic.name, 100_000, 4_000);
+    let shop = Shop::open(&stand.topic, 100_000, 4_000);
     for kill in 0..kills {
         let before = committed(&stand).await;
         let service = stand.start(&sql(&stand));
@@ -64,7 +64,7 @@ async fn stopped_ten_times_no_row_is_lost_or_counted_twice() {
 #[tokio::test(flavor = "multi_thread")]
 async fn panics_in_every_actor_change_nothing() {
     let stand = Stand::new(PARTITIONS).await;
-    let shop = Shop::open(&stand.topic.name, 50_000, 4_000);
+    let shop = Shop::open(&stand.topic, 50_000, 4_000);
     let given = stand.environment(&sql(&stand)).into_iter().map(|(name, value)| (name.into(), value.into()));
     let settings = strandline::settings::load(&[], given).unwrap().settings;
     let opened = strandline::service::open(&settings).await.unwrap();

@@ -34,7 +34,7 @@ async fn killed_at(stand: &Stand, point: Point, n: u32) {
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_at_each_named_point_no_row_is_lost_or_counted_twice() {
     let stand = Stand::new(PARTITIONS).await;
-    let shop = Shop::open(&stand.topic.name, 20_000, 2_000);
+    let shop = Shop::open(&stand.topic, 20_000, 2_000);
     // The first life leaves state to restore and output to deliver again.
     let service = stand.start(&sql(&stand));
     service.until_each_shard_committed().await;
@@ -60,7 +60,7 @@ async fn killed_at_each_named_point_no_row_is_lost_or_counted_twice() {
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_at_one_point_after_another_no_row_is_lost_or_counted_twice() {
     let stand = Stand::new(PARTITIONS).await;
-    let shop = Shop::open(&stand.topic.name, 20_000, 2_000);
+    let shop = Shop::open(&stand.topic, 20_000, 2_000);
     for point in Point::ALL {
         let n = if matches!(point, Point::Claim | Point::Restore) { 1 } else { times(point)[1] };
         killed_at(&stand, point, n).await;

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use crate::stand::{Stand, until};
-use crate::test_topic::{Sent, producer, send};
+use crate::test_topic::{Sent, TestTopic, producer, send};
 
 pub(crate) const PARTITIONS: i32 = 6;
 
@@ -33,14 +33,20 @@ const CLOSE: u8 = 2;
 
 impl Shop {
     /// Opens with a backlog, then adds so many records a second.
-    pub(crate) fn open(topic: &str, backlog: u64, rate: u64) -> Self {
+    pub(crate) fn open(topic: &TestTopic, backlog: u64, rate: u64) -> Self {
         let (wish, resting) = (Arc::<AtomicU8>::default(), Arc::<AtomicBool>::default());
         let (produced, books) = (Arc::<AtomicU64>::default(), Arc::<Mutex<(Truth, Ends)>>::default());
         let thread = std::thread::spawn({
-            let (topic, wish, resting) = (topic.to_owned(), Arc::clone(&wish), Arc::clone(&resting));
+            let (topic, servers) = (topic.name.clone(), topic.servers.clone());
+            let (wish, resting) = (Arc::clone(&wish), Arc::clone(&resting));
             let (produced, books) = (Arc::clone(&produced), Arc::clone(&books));
             move || {
-                let producer = producer(&[("compression.type", "lz4")]);
+                let producer = producer(&[
+                    ("bootstrap.servers", &servers),
+                    ("compression.type", "lz4"),
+                    // Whatever happens to Kafka, each order arrives once, or the count would not be the truth.
+                    ("enable.idempotence", "true"),
+                ]);
                 let begun = Instant::now();
                 let mut state = 0x2545_F491_4F6C_DD1Du64;
                 let mut number = 0u64;

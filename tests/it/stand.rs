@@ -43,11 +43,27 @@ pub(crate) struct Stand {
 
 impl Stand {
     pub(crate) async fn new(partitions: i32) -> Self {
+        Self::at(&servers(), partitions).await
+    }
+
+    /// With a Kafka of the test's own.
+    pub(crate) async fn at(kafka: &str, partitions: i32) -> Self {
         let node = std::env::var("TEST_CASSANDRA")
             .expect("TEST_CASSANDRA is not set: the tests need a real Cassandra, start them with tests/run");
         let session = SessionBuilder::new().known_node(&node).build().await.unwrap();
         let keyspace = KEYSPACE.get_or_init(|| create_keyspace(&session)).await.clone();
-        let topic = TestTopic::create("orders", partitions, &[]).await;
+        Self::over(kafka, partitions, node, session, keyspace).await
+    }
+
+    /// With a Cassandra of the test's own.
+    pub(crate) async fn on(node: &str, partitions: i32) -> Self {
+        let session = SessionBuilder::new().known_node(node).build().await.unwrap();
+        let keyspace = create_keyspace(&session).await;
+        Self::over(&servers(), partitions, node.to_owned(), session, keyspace).await
+    }
+
+    async fn over(kafka: &str, partitions: i32, node: String, session: Session, keyspace: String) -> Self {
+        let topic = TestTopic::create_at(kafka, "orders", partitions, &[]).await;
         let own = uuid::Uuid::new_v4().simple();
         Self { topic, pipeline: format!("tested-{own}"), keyspace, table: format!("result_{own}"), session, node }
     }
@@ -60,7 +76,7 @@ impl Stand {
             ("INSTANCE__ID", "tested".to_owned()),
             ("PIPELINE__SQL", sql.to_owned()),
             ("PIPELINE__SHARDS", "2".to_owned()),
-            ("KAFKA__BOOTSTRAP_SERVERS", servers()),
+            ("KAFKA__BOOTSTRAP_SERVERS", self.topic.servers.clone()),
             ("STORE__KIND", "cassandra".to_owned()),
             ("CASSANDRA__NODES", self.node.clone()),
             ("CASSANDRA__KEYSPACE", self.keyspace.clone()),

@@ -28,7 +28,7 @@ fn is_standby(service: &Service) -> bool {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_frozen_process_is_taken_over_and_steps_down_when_it_wakes_up() {
     let stand = Stand::new(crate::shop::PARTITIONS).await;
-    let shop = Shop::open(&stand.topic.name, 20_000, 2_000);
+    let shop = Shop::open(&stand.topic, 20_000, 2_000);
     let mut first = start(&stand, "first", "2s");
     until_more_is_committed(&stand, "the first process commits").await;
     first.signal("STOP");
@@ -63,7 +63,7 @@ async fn a_standby_disturbs_nobody_and_goes_on_when_the_owner_is_gone() {
     // Longer than usual: on a machine that has much to do, a live owner may not be heard for a moment.
     let after = Duration::from_secs(5);
     let stand = Stand::new(crate::shop::PARTITIONS).await;
-    let shop = Shop::open(&stand.topic.name, 20_000, 2_000);
+    let shop = Shop::open(&stand.topic, 20_000, 2_000);
     let first = start(&stand, "first", "5s");
     first.until_ready().await;
     until_more_is_committed(&stand, "the first process commits").await;
