@@ -131,12 +131,10 @@ mod reached {
         let mut first = true;
         std::future::poll_fn(|context| {
             let polled = request.as_mut().poll(context);
-            if std::mem::take(&mut first) && polled.is_pending() {
-                if is_the_end(point) {
-                    // Another thread puts it on the wire.
-                    std::thread::sleep(ON_ITS_WAY);
-                    die(point);
-                }
+            if std::mem::take(&mut first) && polled.is_pending() && is_the_end(point) {
+                // Another thread puts it on the wire.
+                std::thread::sleep(ON_ITS_WAY);
+                die(point);
             }
             polled
         })
