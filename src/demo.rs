@@ -90,7 +90,7 @@ fn settings(given: &Loaded, servers: &str, folder: &Path) -> Settings {
             threads: given.settings.pipeline.threads,
         },
         kafka: KafkaSettings { bootstrap_servers: servers.into(), ..KafkaSettings::default() },
-        store: StoreSettings { kind: StoreKind::Local, path: Some(folder.into()) },
+        store: StoreSettings { kind: StoreKind::Local, path: Some(folder.into()), ..StoreSettings::default() },
         ..given.settings.clone()
     }
 }

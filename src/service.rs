@@ -170,6 +170,7 @@ impl Prepared {
     pub fn pipeline(self, settings: &Settings, plan: &Plan, sink: Arc<dyn Sink>) -> Arc<Pipeline> {
         Arc::new(Pipeline {
             name: settings.pipeline.name.clone(),
+            instance: settings.instance(),
             shards: self.shards,
             fingerprint: plan.fingerprint.clone(),
             source: self.source,

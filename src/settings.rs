@@ -19,6 +19,7 @@ use serde::{Deserialize, Serialize};
 use strandline_actors::env::Tuning;
 use strandline_actors::ports::BatchLimit;
 use strandline_actors::restart::RestartPolicy;
+use uuid::Uuid;
 
 pub use list::{SETTINGS, STANDARD_VARIABLES, Setting};
 pub use load::{Loaded, SettingsError, files, load};
@@ -32,6 +33,8 @@ pub use value::{Kind, duration};
 pub struct Settings {
     /// `STRANDLINE_PIPELINE__...`
     pub pipeline: PipelineSettings,
+    /// `STRANDLINE_INSTANCE__...`
+    pub instance: InstanceSettings,
     /// `STRANDLINE_KAFKA__...`
     pub kafka: KafkaSettings,
     /// `STRANDLINE_STORE__...`
@@ -65,6 +68,11 @@ impl Settings {
         self.pipeline.threads.unwrap_or_else(cores)
     }
 
+    /// The name of this instance; a fresh one for each process unless one is given.
+    pub fn instance(&self) -> String {
+        self.instance.id.clone().unwrap_or_else(|| Uuid::new_v4().to_string())
+    }
+
     /// How the actors work.
     pub fn tuning(&self) -> Tuning {
         Tuning {
@@ -83,6 +91,7 @@ impl Settings {
             },
             stall: self.supervision.stall,
             poison_crashes: self.supervision.poison_crashes,
+            takeover_after: self.store.takeover_after,
         }
     }
 }
@@ -105,6 +114,14 @@ pub struct PipelineSettings {
     pub shards: Option<u32>,
     /// The number of threads on which the actors run.
     pub threads: Option<usize>,
+}
+
+/// Which process this is, among those that run the same pipeline.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct InstanceSettings {
+    /// Its name.
+    pub id: Option<String>,
 }
 
 /// How Kafka is reached.
@@ -173,11 +190,14 @@ pub struct StoreSettings {
     pub kind: StoreKind,
     /// The folder of the local store.
     pub path: Option<PathBuf>,
+    /// How long the owner's heartbeat has to stand still until another instance takes over.
+    #[serde(with = "humantime_serde")]
+    pub takeover_after: Duration,
 }
 
 impl Default for StoreSettings {
     fn default() -> Self {
-        Self { kind: StoreKind::Local, path: Some("strandline-data".into()) }
+        Self { kind: StoreKind::Local, path: Some("strandline-data".into()), takeover_after: Duration::from_secs(2) }
     }
 }
 

@@ -21,6 +21,7 @@ use crate::message::{
     Checkpoint, Claim, Crash, FallBack, Flush, Incarnation, LaneBatch, LaneReply, Register, Registered,
 };
 use crate::pointer::{Attempt, Base, Pointer, SegmentKind, ShardId};
+use crate::points::{self, Point};
 use crate::ports::{DeadLetter, KeyedOperator, StageError, StateDelta};
 use crate::position::{Counts, PartitionKey, Position, Vector, Watermark};
 
@@ -160,6 +161,7 @@ impl AggregationActor {
             let rows: usize = batch.rows.rows.iter().map(|rows| rows.num_rows()).sum();
             let watermark = self.watermark();
             self.operator.apply(batch.rows.rows, watermark)?;
+            points::reach(Point::Aggregated);
             self.env.board.shard(self.shard, |status| status.rows += rows as u64);
         }
         let bound = self.env.pipeline.tuning.pending_bytes.saturating_mul(CHANGES);
@@ -390,6 +392,7 @@ async fn read_state(env: &Env, pointer: &Pointer) -> Result<Vec<StateDelta>, Unr
             return Err(Unreadable::Corrupt(format!("the pointer of shard {} lists output as state", pointer.shard)));
         };
         let batches = read_segment(env, base, reference).await?;
+        points::reach(Point::Restore);
         Ok(batches.into_iter().map(move |rows| StateDelta { table, rows }).collect::<Vec<_>>())
     });
     let state: Vec<Vec<StateDelta>> = stream::iter(reads).buffered(LOADING).try_collect().await?;

@@ -9,6 +9,7 @@ use serde::Serialize;
 use tokio::time::Instant;
 
 use crate::pointer::{Epoch, Generation, ShardId};
+use crate::ports::Heartbeat;
 use crate::position::{Counts, Offset, PartitionKey, SourcePartition, Watermark};
 
 /// How many of the last events are kept.
@@ -57,6 +58,8 @@ pub enum Life {
     /// It finds out where to begin.
     #[default]
     Starting,
+    /// It waits until another process, which owns the pipeline, is gone.
+    Standby,
     /// It works.
     Running,
     /// It crashed and waits until it may start again.
@@ -209,6 +212,11 @@ pub struct Event {
 pub struct Snapshot {
     /// The generation of this process.
     pub generation: Generation,
+    /// While this process is a standby: the heartbeat of the owner.
+    pub owner: Option<Heartbeat>,
+    /// When this process took over, if it was a standby.
+    #[serde(serialize_with = "maybe_ago")]
+    pub standby_until: Option<Instant>,
     /// The supervisor.
     pub supervisor: ActorStatus,
     /// The committer.
@@ -238,9 +246,22 @@ impl Board {
         self.with(|state| state.clone())
     }
 
-    /// Notes the generation of the process.
+    /// Notes that the process owns the pipeline, and under which generation.
     pub fn generation(&self, generation: Generation) {
-        self.with(|state| state.generation = generation);
+        self.with(|state| {
+            state.generation = generation;
+            if state.owner.take().is_some() {
+                state.standby_until = Some(Instant::now());
+            }
+        });
+    }
+
+    /// Notes that the process waits for another one, which owns the pipeline.
+    pub fn standby(&self, owner: &Heartbeat) {
+        self.with(|state| {
+            state.owner = Some(owner.clone());
+            state.supervisor.life = Life::Standby;
+        });
     }
 
     /// Adds a partition, or makes sure that it is there.

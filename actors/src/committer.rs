@@ -21,6 +21,7 @@ use crate::message::{Checkpoint, Claim, Crash, FallBack, FlushOffsets, Incarnati
 use crate::pointer::{
     Attempt, Base, Content, Epoch, Kept, Outbox, Pointer, SegmentKey, SegmentKind, SegmentRef, ShardId,
 };
+use crate::points::{self, Point};
 use crate::ports::{Change, DeadLetter, Delivery, KafkaOffset, Moved, OutputBatch, SinkError, StoreError};
 use crate::position::{Offset, PartitionKey};
 use crate::recovery::{self, ClaimVerdict, Verdict};
@@ -279,7 +280,10 @@ async fn write_offsets(env: Arc<Env>, offsets: Offsets, timestamp: i64) -> Resul
         .into_iter()
         .map(|((topic, partition), offset)| KafkaOffset { topic: topic.to_string(), partition, offset })
         .collect();
-    env.patiently("writing kafka_offsets", || env.pipeline.store.write_kafka_offsets(&rows, timestamp)).await
+    points::reach(Point::BeforeOffsets);
+    env.patiently("writing kafka_offsets", || env.pipeline.store.write_kafka_offsets(&rows, timestamp)).await?;
+    points::reach(Point::AfterOffsets);
+    Ok(())
 }
 
 /// Moves a pointer by identical writes until it is known what became of it.
@@ -287,7 +291,7 @@ async fn move_pointer(env: &Env, base: Option<Base>, next: &Pointer) -> Result<V
     let store = &env.pipeline.store;
     let mut patience = Patience::default();
     loop {
-        let current = match store.move_pointer(base, next).await {
+        let current = match points::sent(Point::PointerSent, store.move_pointer(base, next)).await {
             Ok(Moved::Applied) => return Ok(Verdict::Done),
             Ok(Moved::Refused(current)) => current.map(|current| *current),
             Err(StoreError::Unavailable(error)) => {
@@ -356,6 +360,7 @@ async fn claim(env: Arc<Env>, shard: ShardId, known: bool) -> Result<Pointer, Ca
             Verdict::Reload | Verdict::Repeat => current = env.patiently("reading a pointer", read).await?,
         }
     };
+    points::reach(Point::Claim);
     match outbox(&env, &claimed).await {
         Ok((output, letters)) => {
             deliver(&env, &claimed, &output, &letters, true).await?;
@@ -517,9 +522,13 @@ async fn deliver(
     let (epoch, timestamp) = (outbox.epoch, outbox.timestamp);
     let mut delivery = Delivery { shard, epoch, attempt, timestamp, again, output };
     let mut patience = Patience::default();
+    points::reach(Point::BeforeOutput);
     loop {
         match env.pipeline.sink.deliver(&delivery).await {
-            Ok(()) => return Ok(()),
+            Ok(()) => {
+                points::reach(Point::AfterOutput);
+                return Ok(());
+            }
             Err(SinkError::Unavailable(error)) => env.fault(&mut patience, "delivering output", &error).await,
             Err(SinkError::Fatal(error)) => return Err(Cause::Halt(format!("the sink refuses the output: {error}"))),
         }
@@ -585,6 +594,7 @@ async fn commit(env: Arc<Env>, current: Pointer, checkpoint: Checkpoint, cleaned
                 Unreadable::Corrupt(why) => Cause::Failed(why),
                 Unreadable::Other(cause) => cause,
             })?);
+            points::reach(Point::Compaction);
         }
         batches.extend(deltas);
         state.retain(|segment| !stored[start..].contains(segment));
@@ -609,6 +619,7 @@ async fn commit(env: Arc<Env>, current: Pointer, checkpoint: Checkpoint, cleaned
     .buffer_unordered(IN_FLIGHT)
     .try_collect::<()>()
     .await?;
+    points::reach(Point::Segments);
     let bytes: usize = written.iter().map(|segment| segment.bytes.len()).sum();
     drop(written);
 
@@ -635,7 +646,7 @@ async fn commit(env: Arc<Env>, current: Pointer, checkpoint: Checkpoint, cleaned
     next.content.garbage = garbage(&current, &next, &cleaned.deleted);
 
     match move_pointer(&env, Some(base), &next).await? {
-        Verdict::Done => {}
+        Verdict::Done => points::reach(Point::PointerApplied),
         Verdict::StepDown => return Err(fenced(&env, shard)),
         Verdict::Reload | Verdict::Repeat => {
             return Err(Cause::Failed(format!("shard {shard} was moved by an earlier write; it is loaded again")));

@@ -38,6 +38,8 @@ pub struct Tuning {
     pub stall: Duration,
     /// After how many crashes at one place the record that causes them is looked for.
     pub poison_crashes: u32,
+    /// How long the owner's heartbeat has to stand still until another instance takes over.
+    pub takeover_after: Duration,
 }
 
 impl Default for Tuning {
@@ -53,6 +55,7 @@ impl Default for Tuning {
             restart: RestartPolicy::default(),
             stall: Duration::from_secs(60),
             poison_crashes: 3,
+            takeover_after: Duration::from_secs(2),
         }
     }
 }
@@ -61,6 +64,8 @@ impl Default for Tuning {
 pub struct Pipeline {
     /// The name under which everything is kept.
     pub name: String,
+    /// Which instance this is: one with the name of the owner takes over at once, any other waits for the owner's end.
+    pub instance: String,
     /// The number of shards.
     pub shards: u32,
     /// The fingerprint of the plan.

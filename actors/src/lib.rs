@@ -13,6 +13,7 @@
 //! 4. [`recovery`]: what an answer of the store means, and what no answer means.
 //! 5. `partition`, `aggregation`, `committer`, `supervisor`: the four actors. After any death a partition asks every shard
 //!    where it stands and reads from the lowest answer; a shard is loaded only by a claim of its pointer.
+//! 6. [`ownership`]: when a process takes a generation at all, so that nobody takes over from one that is alive.
 //!
 //! This crate knows nothing of Kafka, Cassandra or SQL: it reaches them through [`ports`].
 
@@ -26,8 +27,10 @@ pub mod credit;
 pub mod env;
 pub mod lane;
 pub mod message;
+pub mod ownership;
 mod partition;
 pub mod pointer;
+pub mod points;
 pub mod ports;
 pub mod position;
 pub mod recovery;

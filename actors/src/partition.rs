@@ -20,6 +20,7 @@ use crate::child::{Cause, Exit, panic_text};
 use crate::env::Env;
 use crate::lane;
 use crate::message::{Crash, Incarnation, LaneBatch, LaneReply, Register};
+use crate::points::{self, Point};
 use crate::ports::{CrashNote, PartitionReader, SourceBatch, SourceError, SourceStage, StageInput, StageOutput};
 use crate::position::{Offset, Range, SourcePartition, Watermark};
 
@@ -249,6 +250,9 @@ impl PartitionLife {
             limit.rows = limit.rows.min(rows);
         }
         let batch = reader.next(limit).await?;
+        if !batch.range.is_empty() {
+            points::reach(Point::Fetched);
+        }
         if batch.range.from != position || batch.range.until < position {
             return Err(Cause::Failed(format!("asked for records from {position}, but got {}", batch.range)));
         }

@@ -306,6 +306,19 @@ pub struct CrashNote {
     pub suspect: Option<Range>,
 }
 
+/// A sign of life of the process that owns the pipeline.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Heartbeat {
+    /// The owner's generation.
+    pub generation: Generation,
+    /// The name that the owner was given, or gave itself.
+    pub instance: String,
+    /// A counter that the owner keeps bumping; only whether it moves means something.
+    pub beat: i64,
+    /// The owner has ended by itself and needs the pipeline no more.
+    pub released: bool,
+}
+
 /// One line of `kafka_offsets`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct KafkaOffset {
@@ -317,8 +330,8 @@ pub struct KafkaOffset {
     pub offset: Offset,
 }
 
-/// Where offsets and state are kept. One for the whole pipeline, written by the committer alone (start positions and
-/// crash notes excepted).
+/// Where offsets and state are kept. One for the whole pipeline, written by the committer alone (start positions, crash
+/// notes and heartbeats excepted).
 #[async_trait]
 pub trait StateStore: Send + Sync {
     /// Inserts the pipeline row if there is none, and answers the row that holds.
@@ -366,6 +379,13 @@ pub trait StateStore: Send + Sync {
 
     /// Writes a partition's crash note (`None`: removes it).
     async fn write_crash_note(&self, key: &PartitionKey, note: Option<&CrashNote>) -> Result<(), StoreError>;
+
+    /// The heartbeat of the latest generation that has one. Not repeated when it is not answered: whoever asks wants to
+    /// know in time.
+    async fn read_heartbeat(&self) -> Result<Option<Heartbeat>, StoreError>;
+
+    /// Writes a heartbeat over earlier ones of its generation. One of an earlier generation never hides that of a later.
+    async fn write_heartbeat(&self, heartbeat: &Heartbeat) -> Result<(), StoreError>;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

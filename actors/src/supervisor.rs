@@ -26,6 +26,7 @@ use crate::env::{Env, Pipeline, patiently};
 use crate::message::{
     Crash, CrashActor, Died, Discovered, Flush, FlushOffsets, Incarnation, Resume, StartAgain, Stop, Target,
 };
+use crate::ownership::{self, Owner};
 use crate::partition::{PartitionActor, PartitionLife};
 use crate::pointer::{Generation, ShardId};
 use crate::ports::{SourceError, StoreError};
@@ -165,6 +166,7 @@ pub(crate) struct Supervisor {
     shared: Arc<Shared>,
     exit: Exit,
     env: Option<Arc<Env>>,
+    owner: Option<Owner>,
     committer: Supervised<OffsetCommitter>,
     shards: Vec<Supervised<AggregationActor>>,
     partitions: BTreeMap<PartitionKey, Partition>,
@@ -181,6 +183,7 @@ impl Supervisor {
             shards,
             partitions: BTreeMap::new(),
             env: None,
+            owner: None,
             stopping: false,
             random,
             shared,
@@ -220,6 +223,9 @@ impl Supervisor {
             narrowing: tokio::sync::Mutex::default(),
             partitions: AtomicU64::new(0),
         }));
+        let owner = Owner::new(Arc::clone(&self.shared.pipeline), generation);
+        ctx.spawn(owner.clone().beat().into_actor(self));
+        self.owner = Some(owner);
         tracing::info!(pipeline = %self.shared.pipeline.name, %generation, shards = self.shards.len(), "starting");
         self.start_committer(ctx);
         for shard in 0..self.shared.pipeline.shards {
@@ -483,6 +489,7 @@ impl Actor for Supervisor {
 }
 
 async fn next_generation(shared: &Shared) -> Result<Generation, StoreError> {
+    ownership::turn(&shared.pipeline, &shared.board).await?;
     patiently(&shared.board, "asking for a generation", || shared.pipeline.store.next_generation()).await
 }
 
@@ -707,17 +714,25 @@ impl Handler<Stop> for Supervisor {
         if std::mem::replace(&mut self.stopping, true) {
             return;
         }
+        if self.env.is_none() {
+            tracing::info!("stopped before this process owned the pipeline");
+            return self.end(ctx, Cause::Stopped);
+        }
         tracing::info!("stopping: taking a last checkpoint");
         self.end_partitions();
         let shards = self.shards.iter().filter_map(|shard| shard.child.as_ref()).map(|child| child.addr.clone());
         let flushes: Vec<_> = shards.map(|shard| async move { shard.send(Flush).await.unwrap_or(false) }).collect();
         let all = flushes.len() == self.shards.len();
         let committer = self.committer.child.as_ref().map(|child| child.addr.clone());
+        let owner = self.owner.clone();
         let last = async move {
             let flushed = futures::future::join_all(flushes).await;
             if let Some(committer) = committer {
                 // A committer that died meanwhile leaves the offsets to the next start.
                 let _ = committer.send(FlushOffsets).await;
+            }
+            if let Some(owner) = owner {
+                owner.release().await;
             }
             all && flushed.into_iter().all(|flushed| flushed)
         };

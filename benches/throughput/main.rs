@@ -68,8 +68,6 @@ impl Bench {
         while let Some(argument) = arguments.next() {
             let mut number = || arguments.next().and_then(|text| text.parse().ok()).expect("a number");
             match argument.as_str() {
-                // What cargo bench adds.
-                "--bench" => {}
                 "--records" => records = number(),
                 "--runs" => runs = number() as usize,
                 name => only.push(name.to_owned()),

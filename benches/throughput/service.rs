@@ -31,7 +31,8 @@ pub struct Run {
 
 impl Service {
     pub fn start(settings: &[(&str, String)]) -> Self {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_strandline"));
+        let mut command =
+            Command::new(std::env::var("BENCH_SERVICE").expect("BENCH_SERVICE is the service: start benches/run"));
         command.arg("run").env("STRANDLINE_HTTP__LISTEN", "127.0.0.1:0").stderr(Stdio::piped());
         for (name, value) in settings {
             command.env(format!("STRANDLINE_{name}"), value);

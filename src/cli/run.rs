@@ -74,7 +74,11 @@ fn run_with(settings: &Settings, telemetry: &Telemetry, ending: &Ending) -> Resu
         ))),
         (Outcome::Stopped, _) => Ok(()),
         (Outcome::SteppedDown(why), _) => {
-            Err(Failure { exit: Exit::SteppedDown, message: format!("stepped down: {why}") })
+            let message = format!(
+                "stepped down: {why}; another process took the pipeline over and goes on from the last checkpoint that was \
+                 committed"
+            );
+            Err(Failure { exit: Exit::SteppedDown, message })
         }
         (Outcome::Failed(why), None) => Err(Failure::failed(why)),
     }

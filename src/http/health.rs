@@ -10,6 +10,13 @@ use strandline_actors::board::{Activity, ActorStatus, Life, PartitionStatus, Sna
 /// What keeps the pipeline from being healthy, a sentence each. `since` is how long the process has been running.
 pub(super) fn problems(board: &Snapshot, stall: Duration, since: Duration) -> Vec<String> {
     let mut problems = Vec::new();
+    if board.owner.is_some() {
+        // A standby does what it is there for.
+        return problems;
+    }
+    // The time as a standby does not count.
+    let owned = |time: Duration| board.standby_until.map_or(time, |since| since.elapsed().min(time));
+    let since = owned(since);
     for status in board.partitions.values() {
         let name = name(status);
         if status.actor.life == Life::Halted && status.actor.refused {
@@ -29,7 +36,7 @@ pub(super) fn problems(board: &Snapshot, stall: Duration, since: Duration) -> Ve
         }
         problems.extend(expiring(status));
         let lag = status.lag().unwrap_or_default();
-        let standing = status.progress.elapsed();
+        let standing = owned(status.progress.elapsed());
         if lag > 0 && standing > stall {
             problems.push(format!(
                 "{name} has stood at {} for {} with {lag} records before it: {}{}",
@@ -51,7 +58,7 @@ pub(super) fn problems(board: &Snapshot, stall: Duration, since: Duration) -> Ve
         }
         let fault = board.committer.last_fault.as_ref().map(|fault| format!(": {fault}")).unwrap_or_default();
         match status.committed {
-            Some(at) if at.elapsed() > stall => {
+            Some(at) if owned(at.elapsed()) > stall => {
                 problems.push(format!("aggregation {shard} has committed nothing for {}{fault}", seconds(at.elapsed())))
             }
             None if since > stall => {
@@ -69,6 +76,15 @@ pub(super) fn problems(board: &Snapshot, stall: Duration, since: Duration) -> Ve
 /// What is still to come until everything is loaded and started.
 pub(crate) fn waiting_for(board: &Snapshot, shards: u32) -> Vec<String> {
     let mut waiting = Vec::new();
+    if let Some(owner) = &board.owner {
+        let what =
+            board.committer.last_fault.as_ref().map(|fault| format!(" (last fault: {fault})")).unwrap_or_default();
+        return vec![format!(
+            "this process is a standby: instance {} owns the pipeline (generation {}), and its heartbeat has not stood still \
+             for long enough{what}",
+            owner.instance, owner.generation
+        )];
+    }
     if board.supervisor.life != Life::Running {
         let what = board.committer.last_fault.as_ref().map(|fault| format!(": {fault}")).unwrap_or_default();
         waiting.push(format!("the supervisor is {}{what}", life(board.supervisor.life)));
@@ -117,6 +133,7 @@ fn seconds(time: Duration) -> String {
 pub(super) fn life(life: Life) -> &'static str {
     match life {
         Life::Starting => "starting",
+        Life::Standby => "standby",
         Life::Running => "running",
         Life::BackingOff => "backing off",
         Life::Halted => "halted",

@@ -9,6 +9,7 @@ use std::time::Instant as StdInstant;
 use serde_json::Value;
 use strandline_actors::board::{Activity, Life};
 use strandline_actors::pointer::Generation;
+use strandline_actors::ports::Heartbeat;
 use strandline_actors::position::{Offset, PartitionKey, SourcePartition};
 use tokio::time::Instant;
 use uuid::Uuid;
@@ -210,6 +211,33 @@ fn it_is_ready_only_when_all_is_loaded_and_started() {
     let (status, why) = served.get("/readyz");
     assert_eq!(status, 503);
     assert!(why.contains("no partitions are known yet"), "{why}");
+}
+
+#[test]
+fn a_standby_is_healthy_and_not_ready_and_its_wait_does_not_count() {
+    let painted = Painted::well();
+    // It owned the pipeline long ago.
+    painted.standing(0, STALL * 2);
+    let long_ago = Instant::now().checked_sub(STALL * 2).unwrap();
+    painted.board.shard(0, |status| status.committed = Some(long_ago));
+    let served = painted.serve(false);
+    assert_eq!(served.get("/healthz").0, 503);
+    let owner = Heartbeat { generation: Generation(9), instance: "pod-7".into(), beat: 1, released: false };
+    painted.board.standby(&owner);
+    assert_eq!(served.get("/healthz").0, 200);
+    let (code, text) = served.get("/readyz");
+    assert_eq!(code, 503);
+    assert!(text.contains("standby: instance pod-7 owns the pipeline (generation 9)"), "{text}");
+    let status: Value = serde_json::from_str(&served.get("/api/status").1).unwrap();
+    assert_eq!(status["board"]["owner"]["instance"], "pod-7");
+    let standby = "strandline_actors{kind=\"supervisor\",life=\"standby\"}";
+    assert_eq!(samples(&served.get("/metrics").1).get(standby), Some(&1.0));
+
+    painted.board.generation(Generation(10));
+    painted.board.actor(ActorId::Supervisor, |status| status.life = Life::Running);
+    assert_eq!(served.get("/healthz").0, 200);
+    assert_eq!(served.get("/readyz").0, 200);
+    assert_eq!(samples(&served.get("/metrics").1).get(standby), None);
 }
 
 #[test]

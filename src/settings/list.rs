@@ -74,6 +74,14 @@ pub const SETTINGS: &[Setting] = &[
         "The number of threads on which the actors run. Unset: the number of cores.",
     ),
     setting(
+        "instance.id",
+        Kind::Text,
+        "",
+        "The name of this instance of the pipeline. A process that starts under the name of the owner takes over at once; \
+         any other waits until the owner is gone. Set it to the name of the pod or the host to restart without the wait \
+         after a crash; no two processes that may live at the same time can share it. Unset: a new name for each process.",
+    ),
+    setting(
         "kafka.bootstrap_servers",
         Kind::Text,
         "",
@@ -107,6 +115,13 @@ pub const SETTINGS: &[Setting] = &[
         "Where offsets and state are kept: in an embedded database in a folder of this machine, or in Cassandra.",
     ),
     setting("store.path", Kind::Path, "strandline-data", "The folder of the local store."),
+    setting(
+        "store.takeover_after",
+        Kind::Duration(100),
+        "2s",
+        "How long the owner's heartbeat has to stand still, by this process's own clock, until it takes over from another \
+         instance. Until then it is a standby. An owner that stops by itself lets go of the pipeline at once.",
+    ),
     setting(
         "cassandra.nodes",
         Kind::Text,

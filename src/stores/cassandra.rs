@@ -20,10 +20,10 @@ use scylla::statement::batch::{Batch, BatchType};
 use scylla::statement::prepared::PreparedStatement;
 use scylla::value::{CqlTimestamp, CqlValue, Row};
 use serde::{Deserialize, Serialize};
-use strandline_actors::clock::SystemClock;
+use strandline_actors::clock::{HybridClock, SystemClock};
 use strandline_actors::pointer::{Attempt, Base, Content, Epoch, Generation, Kept, Pointer, SegmentKey, ShardId};
 use strandline_actors::ports::{
-    CrashNote, DeadLetter, KafkaOffset, Moved, PipelineRow, StateStore, StoreError, WallClock,
+    CrashNote, DeadLetter, Heartbeat, KafkaOffset, Moved, PipelineRow, StateStore, StoreError, WallClock,
 };
 use strandline_actors::position::{Offset, PartitionKey, SourcePartition};
 use tokio::sync::{Mutex, Semaphore};
@@ -55,6 +55,8 @@ pub struct CassandraStore {
     pipeline: String,
     statements: Statements,
     in_flight: Semaphore,
+    /// For heartbeats: a later one is written later, whatever becomes of this machine's clock.
+    clock: HybridClock,
     /// Starts of one pipeline share a row of Paxos state: one after the other is faster than all at once.
     defining_start: Mutex<()>,
 }
@@ -114,6 +116,7 @@ impl CassandraStore {
             pipeline: pipeline.to_owned(),
             statements,
             in_flight: Semaphore::new(IN_FLIGHT),
+            clock: HybridClock::new(Arc::new(SystemClock)),
             defining_start: Mutex::new(()),
         })
     }
@@ -156,6 +159,17 @@ impl CassandraStore {
                 Err(failure) => return Err(failure.during(what).into()),
             }
         }
+    }
+
+    /// Sends a plain request once, and not behind the segments that wait: its answer is worth something only in time.
+    async fn at_once(
+        &self,
+        what: &str,
+        statement: &PreparedStatement,
+        values: impl SerializeRow,
+    ) -> Result<QueryResult, StoreError> {
+        let answer = self.session.execute_unpaged(statement, values).await;
+        answer.map_err(|error| Failure::from(error).during(what).into())
     }
 
     /// Sends a conditional write, once, and says whether its condition held.
@@ -474,6 +488,27 @@ impl StateStore for CassandraStore {
         let text = serde_json::to_string(&note).map_err(|error| StoreError::Fatal(format!("{what}: {error}")))?;
         let values = (&self.pipeline, key.topic_id, key.partition, text, timestamp);
         self.plain(what, &self.statements.write_note, values).await?;
+        Ok(())
+    }
+
+    async fn read_heartbeat(&self) -> Result<Option<Heartbeat>, StoreError> {
+        let what = "reading a heartbeat";
+        let answer = self.at_once(what, &self.statements.read_heartbeat, (&self.pipeline,)).await?;
+        let row = rows(what, answer)?
+            .maybe_first_row::<(i64, String, i64, bool)>()
+            .map_err(|error| unreadable(what, &error))?;
+        Ok(row.map(|(generation, instance, beat, released)| Heartbeat {
+            generation: Generation(generation),
+            instance,
+            beat,
+            released,
+        }))
+    }
+
+    async fn write_heartbeat(&self, heartbeat: &Heartbeat) -> Result<(), StoreError> {
+        let Heartbeat { generation, instance, beat, released } = heartbeat;
+        let values = (&self.pipeline, generation.0, instance, beat, released, self.clock.next());
+        self.at_once("writing a heartbeat", &self.statements.write_heartbeat, values).await?;
         Ok(())
     }
 }

@@ -12,7 +12,9 @@ use redb::{ReadableDatabase, ReadableTable, TableDefinition};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use strandline_actors::pointer::{Attempt, Base, Epoch, Generation, Pointer, SegmentKey, ShardId};
-use strandline_actors::ports::{CrashNote, DeadLetter, KafkaOffset, Moved, PipelineRow, StateStore, StoreError};
+use strandline_actors::ports::{
+    CrashNote, DeadLetter, Heartbeat, KafkaOffset, Moved, PipelineRow, StateStore, StoreError,
+};
 use strandline_actors::position::{Offset, PartitionKey, SourcePartition};
 use uuid::Uuid;
 
@@ -411,6 +413,15 @@ impl StateStore for LocalStore {
             Ok(())
         })
         .await
+    }
+
+    async fn read_heartbeat(&self) -> Result<Option<Heartbeat>, StoreError> {
+        Ok(self.file.heartbeat())
+    }
+
+    async fn write_heartbeat(&self, heartbeat: &Heartbeat) -> Result<(), StoreError> {
+        self.file.beat(heartbeat);
+        Ok(())
     }
 }
 

@@ -381,7 +381,7 @@ async fn a_table_that_is_dropped_meanwhile_is_no_passing_fault() {
 #[tokio::test]
 async fn a_server_that_is_away_is_named_when_the_store_is_opened() {
     let settings = Settings {
-        store: StoreSettings { kind: StoreKind::Cassandra, path: None },
+        store: StoreSettings { kind: StoreKind::Cassandra, path: None, ..StoreSettings::default() },
         cassandra: CassandraSettings { nodes: "127.0.0.1:1".into(), ..CassandraSettings::default() },
         ..Settings::default()
     };

@@ -547,18 +547,24 @@ fn two_processes_do_not_share_a_local_store() {
 }
 
 #[test]
-fn a_process_that_was_taken_over_steps_down_with_a_code_of_its_own() {
+fn the_same_instance_takes_over_at_once_and_the_earlier_process_steps_down_with_a_code_of_its_own() {
     let nodes = std::env::var("TEST_CASSANDRA")
         .expect("TEST_CASSANDRA is not set: the tests need a real Cassandra, start them with tests/run");
     let (place, kafka) = (Place::new(), orders(100));
     let keyspace = format!("cli_{}", uuid::Uuid::new_v4().simple());
-    let settings =
-        [("STORE__KIND", "cassandra"), ("CASSANDRA__NODES", nodes.as_str()), ("CASSANDRA__KEYSPACE", &keyspace)];
+    let settings = [
+        ("STORE__KIND", "cassandra"),
+        ("CASSANDRA__NODES", nodes.as_str()),
+        ("CASSANDRA__KEYSPACE", &keyspace),
+        ("INSTANCE__ID", "the-same-pod"),
+        ("STORE__TAKEOVER_AFTER", "1h"),
+    ];
     let first = Running::start(&place, &kafka, &settings);
     first.until("/readyz", |status, _| status == 200);
     let second = Running::start(&place, &kafka, &settings);
     let said = first.line("strandline: ");
     assert!(said.starts_with("strandline: stepped down: "), "{said}");
+    assert!(said.contains("another process took the pipeline over"), "{said}");
     assert_eq!(first.end().0, 75);
     second.until("/readyz", |status, _| status == 200);
     second.signal("TERM");

@@ -4,7 +4,8 @@
 use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::process::{Child, Command, Stdio};
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -42,11 +43,27 @@ pub(crate) struct Stand {
 
 impl Stand {
     pub(crate) async fn new(partitions: i32) -> Self {
+        Self::at(&servers(), partitions).await
+    }
+
+    /// With a Kafka of the test's own.
+    pub(crate) async fn at(kafka: &str, partitions: i32) -> Self {
         let node = std::env::var("TEST_CASSANDRA")
             .expect("TEST_CASSANDRA is not set: the tests need a real Cassandra, start them with tests/run");
         let session = SessionBuilder::new().known_node(&node).build().await.unwrap();
         let keyspace = KEYSPACE.get_or_init(|| create_keyspace(&session)).await.clone();
-        let topic = TestTopic::create("orders", partitions, &[]).await;
+        Self::over(kafka, partitions, node, session, keyspace).await
+    }
+
+    /// With a Cassandra of the test's own.
+    pub(crate) async fn on(node: &str, partitions: i32) -> Self {
+        let session = SessionBuilder::new().known_node(node).build().await.unwrap();
+        let keyspace = create_keyspace(&session).await;
+        Self::over(&servers(), partitions, node.to_owned(), session, keyspace).await
+    }
+
+    async fn over(kafka: &str, partitions: i32, node: String, session: Session, keyspace: String) -> Self {
+        let topic = TestTopic::create_at(kafka, "orders", partitions, &[]).await;
         let own = uuid::Uuid::new_v4().simple();
         Self { topic, pipeline: format!("tested-{own}"), keyspace, table: format!("result_{own}"), session, node }
     }
@@ -55,9 +72,11 @@ impl Stand {
     pub(crate) fn environment(&self, sql: &str) -> Vec<(String, String)> {
         let settings = [
             ("PIPELINE__NAME", self.pipeline.clone()),
+            // A service that is started again goes on at once.
+            ("INSTANCE__ID", "tested".to_owned()),
             ("PIPELINE__SQL", sql.to_owned()),
             ("PIPELINE__SHARDS", "2".to_owned()),
-            ("KAFKA__BOOTSTRAP_SERVERS", servers()),
+            ("KAFKA__BOOTSTRAP_SERVERS", self.topic.servers.clone()),
             ("STORE__KIND", "cassandra".to_owned()),
             ("CASSANDRA__NODES", self.node.clone()),
             ("CASSANDRA__KEYSPACE", self.keyspace.clone()),
@@ -69,6 +88,13 @@ impl Stand {
 
     pub(crate) fn start(&self, sql: &str) -> Service {
         self.start_with(sql, &[])
+    }
+
+    /// Starts a service that is to die at a point in the code, when it comes there for the n-th time.
+    pub(crate) fn start_to_die(&self, sql: &str, point: &str, n: u32) -> Service {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_strandline"));
+        command.arg("run").envs(self.environment(sql)).env("KILL_AT", format!("{point}:{n}"));
+        Service::start(command)
     }
 
     /// Starts the service with further settings, or others.
@@ -192,12 +218,30 @@ impl Service {
         self.child.wait().unwrap();
     }
 
+    /// Sends it a signal.
+    pub(crate) fn signal(&mut self, name: &str) {
+        assert!(self.child.try_wait().unwrap().is_none(), "the service ended by itself");
+        let sent = Command::new("kill").args([format!("-{name}"), self.child.id().to_string()]).status().unwrap();
+        assert!(sent.success());
+    }
+
+    /// Waits until it has said something.
+    pub(crate) async fn until_said(&self, what: &str) {
+        until(&format!("it says {what:?}"), PATIENCE, async || self.said().contains(what)).await;
+    }
+
     /// Asks it to stop, which it does well.
     pub(crate) async fn stop(mut self) {
-        assert!(self.child.try_wait().unwrap().is_none(), "the service ended by itself");
-        let sent = Command::new("kill").args(["-TERM", &self.child.id().to_string()]).status().unwrap();
-        assert!(sent.success());
+        self.signal("TERM");
         assert_eq!(self.ended().await, Some(0), "a service that is told to stop ends well");
+    }
+
+    /// Waits until it kills itself.
+    pub(crate) async fn killed_itself(mut self) -> String {
+        let status = self.status_at_end().await;
+        self.reader.take().unwrap().join().unwrap();
+        assert_eq!(status.signal(), Some(9), "it ended with {status}");
+        self.said()
     }
 
     /// Waits until it ends by itself. Answers its exit code and what it said.
@@ -208,10 +252,14 @@ impl Service {
     }
 
     async fn ended(&mut self) -> Option<i32> {
+        self.status_at_end().await.code()
+    }
+
+    async fn status_at_end(&mut self) -> ExitStatus {
         let begun = Instant::now();
         loop {
             if let Some(status) = self.child.try_wait().unwrap() {
-                return status.code();
+                return status;
             }
             assert!(begun.elapsed() < PATIENCE, "the service does not end");
             tokio::time::sleep(Duration::from_millis(10)).await;

@@ -10,7 +10,9 @@ use futures::future::join_all;
 use strandline_actors::pointer::{
     Attempt, Base, Content, Epoch, Generation, Kept, Outbox, Pointer, SegmentKey, SegmentKind, SegmentRef, ShardId,
 };
-use strandline_actors::ports::{CrashNote, DeadLetter, KafkaOffset, Moved, PipelineRow, StateStore, StoreError};
+use strandline_actors::ports::{
+    CrashNote, DeadLetter, Heartbeat, KafkaOffset, Moved, PipelineRow, StateStore, StoreError,
+};
 use strandline_actors::position::{Counts, Offset, PartitionKey, Position, Range, SourcePartition, Vector};
 use uuid::Uuid;
 
@@ -57,6 +59,8 @@ conformance!(
     many_kafka_offsets_at_once,
     dead_letters_are_kept_once,
     crash_notes_come_and_go,
+    the_heartbeat_of_the_latest_owner_is_seen,
+    beats_are_seen_in_quick_succession,
     pipelines_do_not_touch_each_other,
     names_may_hold_anything,
 );
@@ -494,6 +498,43 @@ async fn crash_notes_come_and_go(place: &dyn Place) {
     assert_eq!(place.open(&pipeline).await.crash_note(&key).await.unwrap(), Some(second));
 }
 
+fn heartbeat(generation: i64, instance: &str, beat: i64) -> Heartbeat {
+    Heartbeat { generation: Generation(generation), instance: instance.into(), beat, released: false }
+}
+
+async fn the_heartbeat_of_the_latest_owner_is_seen(place: &dyn Place) {
+    let pipeline = unique();
+    let store = place.open(&pipeline).await;
+    assert_eq!(store.read_heartbeat().await.unwrap(), None);
+    let first = heartbeat(3, "pod ä'1", 0);
+    store.write_heartbeat(&first).await.unwrap();
+    // Whoever asks has opened the store for itself.
+    let other = place.open(&pipeline).await;
+    assert_eq!(other.read_heartbeat().await.unwrap(), Some(first));
+    let second = heartbeat(4, "pod 2", 0);
+    other.write_heartbeat(&second).await.unwrap();
+    assert_eq!(store.read_heartbeat().await.unwrap(), Some(second.clone()));
+    // The first owner wakes up and does not know yet that it is none.
+    for beat in 1..20 {
+        store.write_heartbeat(&heartbeat(3, "pod ä'1", beat)).await.unwrap();
+        assert_eq!(other.read_heartbeat().await.unwrap(), Some(second.clone()));
+    }
+    store.write_heartbeat(&Heartbeat { released: true, ..heartbeat(3, "pod ä'1", 20) }).await.unwrap();
+    assert_eq!(other.read_heartbeat().await.unwrap(), Some(second));
+    let released = Heartbeat { released: true, ..heartbeat(4, "pod 2", 1) };
+    other.write_heartbeat(&released).await.unwrap();
+    assert_eq!(store.read_heartbeat().await.unwrap(), Some(released));
+}
+
+async fn beats_are_seen_in_quick_succession(place: &dyn Place) {
+    let store = place.open(&unique()).await;
+    for beat in 0..100 {
+        let beat = heartbeat(1, "only", beat);
+        store.write_heartbeat(&beat).await.unwrap();
+        assert_eq!(store.read_heartbeat().await.unwrap(), Some(beat));
+    }
+}
+
 async fn pipelines_do_not_touch_each_other(place: &dyn Place) {
     let (one, two) = (unique(), unique());
     let (store, neighbour) = (place.open(&one).await, place.open(&two).await);
@@ -520,6 +561,7 @@ async fn pipelines_do_not_touch_each_other(place: &dyn Place) {
     store.write_kafka_offsets(&[line("orders", 0, 1)], 1).await.unwrap();
     store.write_dead_letters(&[letter], 1).await.unwrap();
     store.write_crash_note(&source.key, Some(&note)).await.unwrap();
+    store.write_heartbeat(&heartbeat(1, "mine", 1)).await.unwrap();
 
     assert_eq!(neighbour.next_generation().await.unwrap(), Generation(1));
     assert_eq!(neighbour.start_offset(&source.key).await.unwrap(), None);
@@ -528,6 +570,7 @@ async fn pipelines_do_not_touch_each_other(place: &dyn Place) {
     assert_eq!(neighbour.segments_of_epoch(0, Epoch(1)).await.unwrap(), []);
     assert!(matches!(neighbour.read_segment(&key).await, Err(StoreError::Corrupt(_))));
     assert_eq!(neighbour.crash_note(&source.key).await.unwrap(), None);
+    assert_eq!(neighbour.read_heartbeat().await.unwrap(), None);
     assert_eq!(place.kafka_offsets(&two).await, []);
     assert_eq!(place.dead_letters(&two, "orders", 0).await, []);
 
@@ -535,10 +578,12 @@ async fn pipelines_do_not_touch_each_other(place: &dyn Place) {
     assert_eq!(neighbour.define_pipeline(&other).await.unwrap(), other);
     neighbour.delete_segments(&[key]).await.unwrap();
     neighbour.write_crash_note(&source.key, None).await.unwrap();
+    neighbour.write_heartbeat(&heartbeat(2, "theirs", 2)).await.unwrap();
     neighbour.write_kafka_offsets(&[line("orders", 0, 2)], 2).await.unwrap();
     assert_eq!(store.define_pipeline(&other).await.unwrap(), row);
     assert_eq!(store.read_segment(&key).await.unwrap(), b"mine");
     assert_eq!(store.crash_note(&source.key).await.unwrap(), Some(note));
+    assert_eq!(store.read_heartbeat().await.unwrap(), Some(heartbeat(1, "mine", 1)));
     assert_eq!(place.kafka_offsets(&one).await, [line("orders", 0, 1)]);
 }
 

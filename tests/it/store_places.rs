@@ -45,7 +45,7 @@ impl Drop for LocalPlace {
 impl Place for LocalPlace {
     async fn open(&self, pipeline: &str) -> Arc<dyn StateStore> {
         let settings = Settings {
-            store: StoreSettings { kind: StoreKind::Local, path: Some(self.0.clone()) },
+            store: StoreSettings { kind: StoreKind::Local, path: Some(self.0.clone()), ..StoreSettings::default() },
             ..Settings::default()
         };
         strandline::stores::open(&settings, pipeline).await.unwrap()
@@ -82,7 +82,7 @@ impl CassandraPlace {
 impl Place for CassandraPlace {
     async fn open(&self, pipeline: &str) -> Arc<dyn StateStore> {
         let settings = Settings {
-            store: StoreSettings { kind: StoreKind::Cassandra, path: None },
+            store: StoreSettings { kind: StoreKind::Cassandra, path: None, ..StoreSettings::default() },
             cassandra: self.0.clone(),
             ..Settings::default()
         };

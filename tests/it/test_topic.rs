@@ -14,8 +14,8 @@ pub(crate) fn servers() -> String {
     std::env::var("TEST_KAFKA").expect("TEST_KAFKA is not set: the tests need a real Kafka, start them with tests/run")
 }
 
-fn admin() -> AdminClient<DefaultClientContext> {
-    ClientConfig::new().set("bootstrap.servers", servers()).create().unwrap()
+fn admin(servers: &str) -> AdminClient<DefaultClientContext> {
+    ClientConfig::new().set("bootstrap.servers", servers).create().unwrap()
 }
 
 /// A producer with these settings.
@@ -54,11 +54,18 @@ pub(crate) fn send(producer: &ThreadedProducer<DefaultProducerContext>, topic: &
 
 pub(crate) struct TestTopic {
     pub(crate) name: String,
+    /// Where it is.
+    pub(crate) servers: String,
 }
 
 impl TestTopic {
     pub(crate) async fn create(prefix: &str, partitions: i32, config: &[(&str, &str)]) -> Self {
-        let topic = Self { name: format!("{prefix}-{}", uuid::Uuid::new_v4()) };
+        Self::create_at(&servers(), prefix, partitions, config).await
+    }
+
+    /// Creates a topic at a Kafka of the test's own.
+    pub(crate) async fn create_at(servers: &str, prefix: &str, partitions: i32, config: &[(&str, &str)]) -> Self {
+        let topic = Self { name: format!("{prefix}-{}", uuid::Uuid::new_v4()), servers: servers.to_owned() };
         topic.create_again(partitions, config).await;
         topic
     }
@@ -69,30 +76,30 @@ impl TestTopic {
         for (name, value) in config {
             new = new.set(name, value);
         }
-        let results = admin().create_topics([&new], &AdminOptions::new()).await.unwrap();
+        let results = admin(&self.servers).create_topics([&new], &AdminOptions::new()).await.unwrap();
         assert_eq!(results, [Ok(self.name.clone())]);
         self.wait_for(usize::try_from(partitions).unwrap()).await;
     }
 
     /// Deletes the topic, and waits until the brokers have forgotten it.
     pub(crate) async fn delete(&self) {
-        let results = admin().delete_topics(&[&self.name], &AdminOptions::new()).await.unwrap();
+        let results = admin(&self.servers).delete_topics(&[&self.name], &AdminOptions::new()).await.unwrap();
         assert_eq!(results, [Ok(self.name.clone())]);
         self.wait_for(0).await;
     }
 
     pub(crate) async fn add_partitions(&self, total: usize) {
         let new = NewPartitions::new(&self.name, total);
-        let results = admin().create_partitions([&new], &AdminOptions::new()).await.unwrap();
+        let results = admin(&self.servers).create_partitions([&new], &AdminOptions::new()).await.unwrap();
         assert_eq!(results, [Ok(self.name.clone())]);
         self.wait_for(total).await;
     }
 
     async fn wait_for(&self, partitions: usize) {
-        let name = self.name.clone();
+        let (name, servers) = (self.name.clone(), self.servers.clone());
         tokio::task::spawn_blocking(move || {
             // A consumer, since a producer that asks for a topic may create it.
-            let client: BaseConsumer = ClientConfig::new().set("bootstrap.servers", servers()).create().unwrap();
+            let client: BaseConsumer = ClientConfig::new().set("bootstrap.servers", &servers).create().unwrap();
             loop {
                 let metadata = client.fetch_metadata(Some(&name), Duration::from_secs(10)).unwrap();
                 let leaders = metadata.topics()[0].partitions().iter().filter(|partition| partition.leader() >= 0);
@@ -110,7 +117,7 @@ impl TestTopic {
     pub(crate) async fn delete_records(&self, partition: i32, below: i64) {
         let mut list = TopicPartitionList::new();
         list.add_partition_offset(&self.name, partition, Offset::Offset(below)).unwrap();
-        admin().delete_records(&list, &AdminOptions::new()).await.unwrap();
+        admin(&self.servers).delete_records(&list, &AdminOptions::new()).await.unwrap();
     }
 
     /// Sends values to a partition and waits until the brokers have them.

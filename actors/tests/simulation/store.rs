@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use strandline_actors::pointer::{Base, Epoch, Generation, Pointer, SegmentKey, ShardId};
-use strandline_actors::ports::{CrashNote, DeadLetter, KafkaOffset, Moved, PipelineRow, StateStore, StoreError};
+use strandline_actors::ports::{
+    CrashNote, DeadLetter, Heartbeat, KafkaOffset, Moved, PipelineRow, StateStore, StoreError,
+};
 use strandline_actors::position::{Offset, PartitionKey, SourcePartition};
 use tokio::sync::oneshot;
 
@@ -23,6 +25,7 @@ pub struct Contents {
     pub offsets: BTreeMap<(String, i32), (Offset, i64)>,
     pub dead_letters: BTreeMap<(PartitionKey, i64), DeadLetter>,
     pub notes: HashMap<PartitionKey, CrashNote>,
+    pub heartbeats: BTreeMap<Generation, Heartbeat>,
     /// Rules of the protocol that were broken.
     pub broken: Vec<String>,
 }
@@ -193,6 +196,21 @@ impl StateStore for FakeStore {
                 Some(note) => contents.notes.insert(key, note),
                 None => contents.notes.remove(&key),
             };
+        })
+        .await
+    }
+
+    async fn read_heartbeat(&self) -> Result<Option<Heartbeat>, StoreError> {
+        self.request(|contents| contents.heartbeats.last_key_value().map(|(_, heartbeat)| heartbeat.clone())).await
+    }
+
+    async fn write_heartbeat(&self, heartbeat: &Heartbeat) -> Result<(), StoreError> {
+        let heartbeat = heartbeat.clone();
+        self.request(move |contents| {
+            let held = contents.heartbeats.entry(heartbeat.generation).or_insert_with(|| heartbeat.clone());
+            if held.beat < heartbeat.beat {
+                *held = heartbeat;
+            }
         })
         .await
     }

@@ -116,6 +116,7 @@ impl World {
         let sink = FakeSink { table: Arc::clone(&self.table), chance: Arc::clone(&self.chance) };
         let pipeline = Pipeline {
             name: "simulated".into(),
+            instance: "simulated".into(),
             shards: self.plan.shards,
             fingerprint: "sums".into(),
             source: Arc::new(SharedKafka(Arc::clone(&self.kafka))),
@@ -143,6 +144,7 @@ impl World {
                 },
                 stall: Duration::from_secs(30),
                 poison_crashes: 3,
+                takeover_after: Duration::from_secs(2),
             },
         };
         let (handle, running) = run(Arc::new(pipeline), Placement::Current);

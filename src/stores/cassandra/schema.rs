@@ -132,7 +132,8 @@ mod tests {
                 "segments",
                 "start_offsets",
                 "crash_notes",
-                "dead_letters"
+                "dead_letters",
+                "heartbeats"
             ]
         );
     }

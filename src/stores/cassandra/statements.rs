@@ -27,6 +27,8 @@ pub(super) struct Statements {
     pub(super) write_letter: PreparedStatement,
     pub(super) read_note: PreparedStatement,
     pub(super) write_note: PreparedStatement,
+    pub(super) read_heartbeat: PreparedStatement,
+    pub(super) write_heartbeat: PreparedStatement,
 }
 
 impl Statements {
@@ -122,6 +124,15 @@ impl Statements {
             .await?,
             write_note: plain(
                 "INSERT INTO {k}.crash_notes (pipeline, topic_id, partition, note) VALUES (?, ?, ?, ?) \
+                 USING TIMESTAMP ?",
+            )
+            .await?,
+            read_heartbeat: plain(
+                "SELECT generation, instance, beat, released FROM {k}.heartbeats WHERE pipeline = ? LIMIT 1",
+            )
+            .await?,
+            write_heartbeat: plain(
+                "INSERT INTO {k}.heartbeats (pipeline, generation, instance, beat, released) VALUES (?, ?, ?, ?, ?) \
                  USING TIMESTAMP ?",
             )
             .await?,

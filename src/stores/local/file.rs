@@ -8,7 +8,7 @@ use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError, RwLock, Weak};
 use std::time::{Duration, Instant};
 
 use redb::{Database, DatabaseError, StorageError, WriteTransaction};
-use strandline_actors::ports::StoreError;
+use strandline_actors::ports::{Heartbeat, StoreError};
 
 /// What the database may keep in memory.
 const CACHE: usize = 64 << 20;
@@ -59,6 +59,8 @@ pub(super) struct File {
     waiting: Mutex<Vec<Write>>,
     /// Held by the one writer that writes for all who wait.
     writing: Mutex<()>,
+    /// Kept in memory alone: while the file is locked nobody else can ask, and whoever has let go of it owns nothing.
+    heartbeat: Mutex<Option<Heartbeat>>,
 }
 
 impl std::fmt::Debug for File {
@@ -104,11 +106,32 @@ impl File {
 
     fn with_opener(path: PathBuf, opener: Opener) -> Result<Self, StoreError> {
         let database = RwLock::new(Some(open_database(&path, &opener)?));
-        Ok(Self { path, opener, database, waiting: Mutex::default(), writing: Mutex::default() })
+        Ok(Self {
+            path,
+            opener,
+            database,
+            waiting: Mutex::default(),
+            writing: Mutex::default(),
+            heartbeat: Mutex::default(),
+        })
     }
 
     pub(super) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// The heartbeat of whoever works with the file.
+    pub(super) fn heartbeat(&self) -> Option<Heartbeat> {
+        lock(&self.heartbeat).clone()
+    }
+
+    /// Notes a heartbeat, unless a later one is known.
+    pub(super) fn beat(&self, heartbeat: &Heartbeat) {
+        let mut known = lock(&self.heartbeat);
+        let order = |heartbeat: &Heartbeat| (heartbeat.generation, heartbeat.beat);
+        if known.as_ref().is_none_or(|known| order(known) <= order(heartbeat)) {
+            *known = Some(heartbeat.clone());
+        }
     }
 
     /// Does something with the database. After a fault of the disk the database takes nothing any more; then it is opened

@@ -1,0 +1,123 @@
+//! Kafka and Cassandra die, freeze and come back while the service works, and answers get lost, with records still arriving.
+//! It goes on by itself, and in the end the table and `kafka_offsets` are what an independent count says.
+
+use std::time::Duration;
+
+use serde_json::Value;
+
+use crate::losing_proxy::LosingProxy;
+use crate::own_server::OwnServer;
+use crate::shop::{PARTITIONS, Shop, committed, settle, sql};
+use crate::stand::{Service, Stand, until};
+
+const PATIENCE: Duration = Duration::from_secs(120);
+
+async fn until_more_is_committed(stand: &Stand, what: &str) {
+    let before = committed(stand).await;
+    until(what, PATIENCE, async || committed(stand).await > before).await;
+}
+
+/// Requests to the store or the sink that were repeated.
+fn retries(status: &Value) -> u64 {
+    status["board"]["committer"]["retries"].as_u64().unwrap_or_default()
+}
+
+fn restarts(service: &Service, of: &str) -> u64 {
+    let board = &service.status()["board"];
+    match of {
+        "committer" => board["committer"]["actor"]["restarts"].as_u64().unwrap(),
+        "supervisor" => board["supervisor"]["restarts"].as_u64().unwrap(),
+        _ => board["shards"].as_object().unwrap().values().map(|s| s["actor"]["restarts"].as_u64().unwrap()).sum(),
+    }
+}
+
+async fn finish(stand: &Stand, shop: Shop, service: Service) {
+    let (truth, ends) = shop.close();
+    settle(stand, &truth, &ends).await;
+    service.stop().await;
+    settle(stand, &truth, &ends).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn kafka_may_be_killed_frozen_and_away_at_the_start() {
+    let kafka = OwnServer::start("kafka").await;
+    let stand = Stand::at(&kafka.address(), PARTITIONS).await;
+    let shop = Shop::open(&stand.topic, 20_000, 2_000);
+    let service = stand.start(&sql(&stand));
+    until_more_is_committed(&stand, "something is committed").await;
+
+    kafka.does("kill").await;
+    kafka.does("start").await;
+    until_more_is_committed(&stand, "it goes on after Kafka was killed").await;
+
+    kafka.does("pause").await;
+    let away = shop.produced() + 10_000;
+    until("the shop has orders for some seconds that do not arrive", PATIENCE, async || shop.produced() > away).await;
+    kafka.does("cont").await;
+    until_more_is_committed(&stand, "it goes on after Kafka was frozen").await;
+
+    kafka.does("kill").await;
+    service.kill();
+    let service = stand.start(&sql(&stand));
+    service.until_said("starting").await;
+    kafka.does("start").await;
+    until_more_is_committed(&stand, "it goes on after Kafka was away at the start").await;
+    for actor in ["supervisor", "committer", "aggregation"] {
+        assert_eq!(restarts(&service, actor), 0, "{actor}: {}", service.said());
+    }
+    finish(&stand, shop, service).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn cassandra_may_be_killed_and_frozen() {
+    let cassandra = OwnServer::start("cassandra").await;
+    let stand = Stand::on(&cassandra.address(), PARTITIONS).await;
+    let shop = Shop::open(&stand.topic, 20_000, 2_000);
+    let service = stand.start_with(&sql(&stand), &[("CASSANDRA__TIMEOUT", "1s")]);
+    until_more_is_committed(&stand, "something is committed").await;
+
+    for (harm, mend) in [("kill", "start"), ("pause", "cont")] {
+        let before = retries(&service.status());
+        cassandra.does(harm).await;
+        service.until("it notices", |status| retries(status) > before).await;
+        cassandra.does(mend).await;
+        until_more_is_committed(&stand, &format!("it goes on after {harm}")).await;
+    }
+    for actor in ["supervisor", "committer", "aggregation"] {
+        assert_eq!(restarts(&service, actor), 0, "{actor}: {}", service.said());
+    }
+    finish(&stand, shop, service).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pointer_writes_may_lose_their_question_their_answer_and_their_time() {
+    let stand = Stand::new(PARTITIONS).await;
+    let node = crate::cassandra_connection::server();
+    let patience = Duration::from_millis(300);
+    let proxy = LosingProxy::start(&node, ".pointers SET", patience * 2).await;
+    let shop = Shop::open(&stand.topic, 20_000, 2_000);
+    let through = [("CASSANDRA__NODES", proxy.address.as_str()), ("CASSANDRA__TIMEOUT", "300ms")];
+    let service = stand.start_with(&sql(&stand), &through);
+    service.until_each_shard_committed().await;
+    proxy.lose_one_of(3);
+    until("each kind of loss has struck five times", PATIENCE, async || {
+        proxy.suffered().iter().all(|suffered| *suffered >= 5)
+    })
+    .await;
+    // What is unknown is found out: nothing had to be loaded again.
+    for actor in ["supervisor", "committer", "aggregation"] {
+        assert_eq!(restarts(&service, actor), 0, "{actor}: {}", service.said());
+    }
+    assert!(retries(&service.status()) >= 15);
+
+    // The claims of a new life suffer as well.
+    service.kill();
+    proxy.lose_one_of(2);
+    let service = stand.start_with(&sql(&stand), &through);
+    let before = proxy.suffered();
+    service.until_each_shard_committed().await;
+    assert_ne!(proxy.suffered(), before);
+    proxy.lose_one_of(0);
+    eprintln!("questions lost, answers lost, questions late: {:?}", proxy.suffered());
+    finish(&stand, shop, service).await;
+}

@@ -1,0 +1,78 @@
+//! A Kafka or a Cassandra of a test's own, which it may kill, freeze and start again.
+
+use std::net::TcpListener;
+use std::path::PathBuf;
+use std::process::Command;
+use std::sync::atomic::{AtomicU16, Ordering};
+
+/// Where the next server looks for a port.
+static NEXT: AtomicU16 = AtomicU16::new(0);
+
+/// A server in a folder that goes away with it.
+pub(crate) struct OwnServer {
+    kind: &'static str,
+    folder: PathBuf,
+    port: u16,
+}
+
+impl OwnServer {
+    /// Starts a `kafka` or a `cassandra`.
+    pub(crate) async fn start(kind: &'static str) -> Self {
+        let folder = std::env::temp_dir().join(format!("strandline-{kind}-{}", uuid::Uuid::new_v4()));
+        for _ in 0..3 {
+            let server = Self { kind, folder: folder.clone(), port: free_port() };
+            if server.run("start", &["--port", &server.port.to_string()]).await {
+                return server;
+            }
+        }
+        panic!("{kind} does not start; what it wrote is in {}", folder.display());
+    }
+
+    pub(crate) fn address(&self) -> String {
+        format!("127.0.0.1:{}", self.port)
+    }
+
+    /// Does something to it: `kill`, `pause`, `cont`, or `start` with its data.
+    pub(crate) async fn does(&self, verb: &str) {
+        assert!(
+            self.run(verb, &[]).await,
+            "{} {verb} failed; what it wrote is in {}",
+            self.kind,
+            self.folder.display()
+        );
+    }
+
+    async fn run(&self, verb: &str, more: &[&str]) -> bool {
+        let services = std::env::var("TEST_SERVICES")
+            .expect("TEST_SERVICES is not set: these tests start servers of their own, start them with tests/run");
+        let mut command = Command::new(services);
+        command.args([verb, self.kind, "--dir"]).arg(&self.folder).args(more);
+        // Quick to start; speed does not matter here.
+        command.env("SERVICES_KAFKA_JVM", "-Xmx512m -XX:TieredStopAtLevel=1");
+        command.env("SERVICES_CASSANDRA_JVM", "-Xms512m -Xmx512m -XX:TieredStopAtLevel=1");
+        tokio::task::spawn_blocking(move || command.status().unwrap().success()).await.unwrap()
+    }
+}
+
+impl Drop for OwnServer {
+    fn drop(&mut self) {
+        if let Ok(services) = std::env::var("TEST_SERVICES") {
+            let _ = Command::new(services).args(["kill", self.kind, "--dir"]).arg(&self.folder).status();
+        }
+        if !std::thread::panicking() {
+            let _ = std::fs::remove_dir_all(&self.folder);
+        }
+    }
+}
+
+/// The first of two neighbouring ports that are free, below those that the ends of connections get.
+fn free_port() -> u16 {
+    let first = (std::process::id() % 2_000) as u16;
+    for _ in 0..2_000 {
+        let port = 22_000 + (first + NEXT.fetch_add(1, Ordering::SeqCst)) % 2_000 * 2;
+        if [port, port + 1].into_iter().all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok()) {
+            return port;
+        }
+    }
+    panic!("no port is free");
+}

@@ -1,0 +1,101 @@
+//! Two processes of one pipeline: a standby disturbs nobody, takes over from one that stands still, and whoever was taken
+//! over ends by itself. Records keep arriving all the time, and none is lost or counted twice.
+
+use std::time::{Duration, Instant};
+
+use crate::shop::{Shop, committed, settle, sql};
+use crate::stand::{Service, Stand, until};
+
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Starts the service as an instance of this name.
+fn start(stand: &Stand, instance: &str, takeover_after: &str) -> Service {
+    stand.start_with(&sql(stand), &[("INSTANCE__ID", instance), ("STORE__TAKEOVER_AFTER", takeover_after)])
+}
+
+async fn until_more_is_committed(stand: &Stand, what: &str) {
+    let before = committed(stand).await;
+    until(what, PATIENCE, async || committed(stand).await > before).await;
+}
+
+fn is_standby(service: &Service) -> bool {
+    let waits =
+        service.get("/readyz").is_some_and(|(code, why)| code == 503 && why.contains("this process is a standby"));
+    let lives = service.get("/healthz").is_some_and(|(code, _)| code == 200);
+    waits && lives && service.status()["board"]["supervisor"]["life"] == "standby"
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_frozen_process_is_taken_over_and_steps_down_when_it_wakes_up() {
+    let stand = Stand::new(crate::shop::PARTITIONS).await;
+    let shop = Shop::open(&stand.topic, 20_000, 2_000);
+    let mut first = start(&stand, "first", "2s");
+    until_more_is_committed(&stand, "the first process commits").await;
+    first.signal("STOP");
+
+    let begun = Instant::now();
+    let second = start(&stand, "second", "2s");
+    second.until_said("standby: instance first owns the pipeline").await;
+    second.until_said("taking over from instance first").await;
+    assert!(begun.elapsed() >= Duration::from_secs(2), "it waited for {:?} only", begun.elapsed());
+    second.until_ready().await;
+    until_more_is_committed(&stand, "the second process commits").await;
+
+    let woken = Instant::now();
+    first.signal("CONT");
+    let (code, said) = first.end().await;
+    eprintln!("it ended {:?} after it was woken up", woken.elapsed());
+    assert_eq!(code, Some(75), "{said}");
+    let last = said.lines().last().unwrap_or_default();
+    assert!(last.starts_with("strandline: stepped down: shard "), "{last}");
+    assert!(last.contains("another process took the pipeline over"), "{last}");
+
+    until_more_is_committed(&stand, "the second process goes on").await;
+    assert_eq!(second.status()["board"]["generation"], 2);
+    let (truth, ends) = shop.close();
+    settle(&stand, &truth, &ends).await;
+    second.stop().await;
+    settle(&stand, &truth, &ends).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_standby_disturbs_nobody_and_goes_on_when_the_owner_is_gone() {
+    // Longer than usual: on a machine that has much to do, a live owner may not be heard for a moment.
+    let after = Duration::from_secs(5);
+    let stand = Stand::new(crate::shop::PARTITIONS).await;
+    let shop = Shop::open(&stand.topic, 20_000, 2_000);
+    let first = start(&stand, "first", "5s");
+    first.until_ready().await;
+    until_more_is_committed(&stand, "the first process commits").await;
+
+    let second = start(&stand, "second", "5s");
+    until("the second process is a standby", PATIENCE, async || is_standby(&second)).await;
+    let begun = Instant::now();
+    while begun.elapsed() < after * 2 {
+        until_more_is_committed(&stand, "the first process commits beside a standby").await;
+        assert!(is_standby(&second), "{}", second.said());
+    }
+    assert_eq!(first.status()["board"]["generation"], 1);
+    assert_eq!(first.status()["board"]["committer"]["actor"]["restarts"], 0);
+
+    // One that is told to stop while it waits ends well, and at once.
+    let third = start(&stand, "third", "1h");
+    until("the third process is a standby", PATIENCE, async || is_standby(&third)).await;
+    let told = Instant::now();
+    third.stop().await;
+    assert!(told.elapsed() < Duration::from_secs(5), "it ended after {:?}", told.elapsed());
+
+    first.kill();
+    second.until_ready().await;
+    assert!(second.said().contains("taking over from instance first (generation 1)"), "{}", second.said());
+    until_more_is_committed(&stand, "the second process commits").await;
+
+    // Whoever stops in good order lets go, and nobody waits.
+    second.stop().await;
+    let fourth = start(&stand, "fourth", "1h");
+    fourth.until_ready().await;
+    let (truth, ends) = shop.close();
+    settle(&stand, &truth, &ends).await;
+    fourth.stop().await;
+    settle(&stand, &truth, &ends).await;
+}
