@@ -2,6 +2,7 @@
 //! a sentence on standard error.
 
 mod check;
+mod letters;
 mod run;
 
 use std::io::{ErrorKind, Write};
@@ -18,6 +19,7 @@ use crate::service::ServiceError;
 use crate::settings::{self, Loaded, SettingsError, files, load};
 use crate::sinks::SinkOpenError;
 use crate::stores::OpenError;
+use crate::stores::letters::LettersError;
 use crate::telemetry::TelemetryError;
 
 pub(crate) use run::Signals;
@@ -50,6 +52,11 @@ enum Command {
     },
     /// Runs the pipeline until SIGTERM or SIGINT.
     Run,
+    /// Shows the records of the pipeline that could not be processed. Changes nothing.
+    DeadLetters {
+        #[command(subcommand)]
+        ask: letters::Ask,
+    },
     /// Shows it all in one process, with an embedded Kafka and an embedded store, while its actors are killed.
     Demo(DemoArguments),
     /// Lists all settings.
@@ -159,6 +166,16 @@ impl From<ServiceError> for Failure {
     }
 }
 
+impl From<LettersError> for Failure {
+    fn from(error: LettersError) -> Self {
+        match error {
+            LettersError::Store(OpenError::Connection(error)) => error.into(),
+            LettersError::Store(error) => Self::failed(error),
+            LettersError::NoPipeline { .. } => Self::usage(error),
+        }
+    }
+}
+
 /// Does what the command line says.
 pub fn main() -> ExitCode {
     let command_line = match CommandLine::try_parse() {
@@ -175,6 +192,7 @@ pub fn main() -> ExitCode {
     let done = match command {
         Command::Check { connect } => given().and_then(|given| check::check(&given, connect)),
         Command::Run => given().and_then(|given| run::run(&given)),
+        Command::DeadLetters { ask } => given().and_then(|given| letters::dead_letters(&given, &ask)),
         Command::Demo(arguments) => given().and_then(|given| demo::demo(&given, &arguments)),
         Command::Settings { toml } => {
             print(&if toml { settings::toml() } else { settings::markdown() });

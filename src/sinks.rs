@@ -14,6 +14,7 @@ use strandline_actors::ports::{Change, Delivery, Sink, SinkError};
 
 use self::cassandra::{CassandraTable, Declared};
 use self::console::Console;
+pub(crate) use self::console::printable;
 use crate::cassandra::{CassandraError, Failure};
 use crate::catalog::{SinkKind, SinkTable};
 use crate::settings::{CassandraSettings, Settings};

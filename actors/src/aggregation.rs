@@ -294,7 +294,7 @@ impl From<StageError> for Cause {
     fn from(error: StageError) -> Self {
         match error {
             StageError::Failed(what) => Self::Failed(what),
-            StageError::Halt(what) => Self::Halt(what),
+            StageError::Halt(what) | StageError::Refused { why: what, .. } => Self::Halt(what),
         }
     }
 }

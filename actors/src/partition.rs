@@ -2,13 +2,16 @@
 //!
 //! It asks every shard where it stands, reads from the lowest answer, and sends each batch's range down every lane, cut to
 //! what that shard still needs. Ranges of a lane are contiguous, so that a shard can tell a replay and a gap from what
-//! comes next. One batch of a lane is unanswered at a time: while the shards work on it, the next one is prepared.
+//! comes next. One batch of a lane is unanswered at a time: while the shards work on it, the next one is prepared. Before a
+//! record that must not be passed the batch is cut: what precedes it is processed, and the partition halts at its offset.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use actix::dev::Request;
 use actix::{Actor, ActorContext, ActorFutureExt, Addr, AsyncContext, Context, Handler, WrapFuture};
+use arrow::array::{AsArray, RecordBatch};
+use arrow::datatypes::Int64Type;
 use futures::future::join_all;
 use tokio::sync::MutexGuard;
 use tokio::time::{Duration, Instant};
@@ -21,7 +24,9 @@ use crate::env::Env;
 use crate::lane;
 use crate::message::{Crash, Incarnation, LaneBatch, LaneReply, Register};
 use crate::points::{self, Point};
-use crate::ports::{CrashNote, PartitionReader, SourceBatch, SourceError, SourceStage, StageInput, StageOutput};
+use crate::ports::{
+    CrashNote, PartitionReader, SourceBatch, SourceError, SourceStage, StageError, StageInput, StageOutput,
+};
 use crate::position::{Offset, Range, SourcePartition, Watermark};
 
 /// How often an idle lane asks whether the other side still agrees.
@@ -193,7 +198,19 @@ impl PartitionLife {
             let processing = Instant::now();
             let cuts: Vec<Option<Offset>> =
                 lanes.iter().map(|lane| lane.as_ref().map(|lane| lane.next.max(batch.range.from))).collect();
-            let output = span.in_scope(|| self.process(&mut stage, &batch, watermark, &cuts, &suspicion))?;
+            let process = |stage: &mut Box<dyn SourceStage>, batch: &SourceBatch| {
+                span.in_scope(|| self.process(stage, batch, watermark, &cuts, &suspicion))
+            };
+            let (batch, output, refused) = match process(&mut stage, &batch) {
+                Ok(output) => (batch, output, None),
+                // The records before the one that is refused are no worse for it.
+                Err(Unprocessed::Refused { at, why }) => {
+                    let before = before(&batch, at)?;
+                    let output = process(&mut stage, &before).map_err(Cause::from)?;
+                    (before, output, Some(Cause::Halt(why)))
+                }
+                Err(Unprocessed::Ended(cause)) => return Err(cause),
+            };
             let processed = processing.elapsed();
 
             self.activity(Activity::WaitingForLanes);
@@ -236,6 +253,9 @@ impl PartitionLife {
                     status.progress = Instant::now();
                 }
             });
+            if let Some(halt) = refused {
+                return Err(halt);
+            }
         }
     }
 
@@ -283,7 +303,7 @@ impl PartitionLife {
         watermark: Watermark,
         cuts: &[Option<Offset>],
         suspicion: &Suspicion,
-    ) -> Result<StageOutput, Cause> {
+    ) -> Result<StageOutput, Unprocessed> {
         let run = |stage: &mut dyn SourceStage, batch: &SourceBatch, poison: &[Offset]| {
             stage.run(StageInput { partition: &self.partition, batch, watermark, cuts, poison })
         };
@@ -318,7 +338,7 @@ impl PartitionLife {
         }
         match catch_unwind(AssertUnwindSafe(|| run(stage.as_mut(), batch, &poison))) {
             Ok(output) => Ok(output?),
-            Err(panic) => Err(Cause::Panic(panic_text(panic.as_ref()))),
+            Err(panic) => Err(Cause::Panic(panic_text(panic.as_ref())).into()),
         }
     }
 
@@ -348,17 +368,59 @@ fn micros(duration: Duration) -> u64 {
     u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
-/// Some records of a batch as a batch of their own.
-fn part(batch: &SourceBatch, start: usize, length: usize) -> Result<SourceBatch, Cause> {
-    use arrow::array::AsArray;
-    use arrow::datatypes::Int64Type;
+/// Why a batch was not processed.
+enum Unprocessed {
+    /// This record is refused, and no other before it.
+    Refused { at: Offset, why: String },
+    /// The actor ends.
+    Ended(Cause),
+}
 
-    let records = batch.records.slice(start, length);
-    let offsets = records
+impl From<StageError> for Unprocessed {
+    fn from(error: StageError) -> Self {
+        match error {
+            StageError::Refused { at, why } => Self::Refused { at, why },
+            other => Self::Ended(other.into()),
+        }
+    }
+}
+
+impl From<Cause> for Unprocessed {
+    fn from(cause: Cause) -> Self {
+        Self::Ended(cause)
+    }
+}
+
+impl From<Unprocessed> for Cause {
+    fn from(unprocessed: Unprocessed) -> Self {
+        match unprocessed {
+            Unprocessed::Refused { why, .. } => Self::Halt(why),
+            Unprocessed::Ended(cause) => cause,
+        }
+    }
+}
+
+/// The offsets of a batch's records.
+fn offsets(records: &RecordBatch) -> Result<&[i64], Cause> {
+    records
         .column_by_name(crate::ports::raw::OFFSET)
         .and_then(|column| column.as_primitive_opt::<Int64Type>())
-        .ok_or_else(|| Cause::Failed("a source batch has no `_offset BIGINT` column".into()))?;
-    let range = match (offsets.values().first(), offsets.values().last()) {
+        .map(|column| column.values().as_ref())
+        .ok_or_else(|| Cause::Failed("a source batch has no `_offset BIGINT` column".into()))
+}
+
+/// What a batch holds before an offset.
+fn before(batch: &SourceBatch, at: Offset) -> Result<SourceBatch, Cause> {
+    let length = offsets(&batch.records)?.partition_point(|offset| *offset < at.0);
+    let range = Range::new(batch.range.from, at.min(batch.range.until).max(batch.range.from));
+    Ok(SourceBatch { range, records: batch.records.slice(0, length), ..*batch })
+}
+
+/// Some records of a batch as a batch of their own.
+fn part(batch: &SourceBatch, start: usize, length: usize) -> Result<SourceBatch, Cause> {
+    let records = batch.records.slice(start, length);
+    let offsets = offsets(&records)?;
+    let range = match (offsets.first(), offsets.last()) {
         (Some(first), Some(last)) => Range::new(Offset(*first), Offset(*last + 1)),
         _ => Range::probe(batch.range.from),
     };
@@ -449,6 +511,20 @@ impl Suspicion {
 mod tests {
     use super::*;
     use crate::pointer::Generation;
+
+    #[test]
+    fn what_stands_before_a_record_is_a_batch_of_its_own() {
+        let offsets: arrow::array::ArrayRef = std::sync::Arc::new(arrow::array::Int64Array::from(vec![3, 4, 8]));
+        let records = RecordBatch::try_from_iter([(crate::ports::raw::OFFSET, offsets)]).expect("a batch");
+        let range = Range::new(Offset(1), Offset(12));
+        let batch = SourceBatch { range, records, bytes: 30, end: None };
+        for (at, rows) in [(3, 0), (4, 1), (8, 2)] {
+            let before = before(&batch, Offset(at)).expect("a part");
+            assert_eq!((before.range, before.records.num_rows()), (Range::new(Offset(1), Offset(at)), rows));
+        }
+        let none = before(&batch, Offset(1)).expect("a part");
+        assert_eq!((none.range.is_empty(), none.records.num_rows()), (true, 0));
+    }
 
     fn note(deaths: u32, suspect: Option<(i64, i64)>) -> CrashNote {
         let suspect = suspect.map(|(from, until)| Range::new(Offset(from), Offset(until)));

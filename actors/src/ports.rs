@@ -156,9 +156,17 @@ pub enum StageError {
     /// The actor is restarted, and halts when that does not help.
     #[error("{0}")]
     Failed(String),
-    /// The policy for this record is to halt: it does not pass by itself.
+    /// A fault that does not pass by itself: the actor halts until somebody decides.
     #[error("{0}")]
     Halt(String),
+    /// The policy for the record at this offset is to halt. What comes before it is good, and is processed first.
+    #[error("{why}")]
+    Refused {
+        /// Where the record is; the partition halts here.
+        at: Offset,
+        /// What is wrong with it, with its topic, partition and offset.
+        why: String,
+    },
 }
 
 /// The first half of the query, on one partition: decode, filter, project, watermark, partial aggregation, routing.

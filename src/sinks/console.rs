@@ -132,7 +132,7 @@ fn sign(change: Change) -> &'static str {
 }
 
 /// A text without what would break a table or steer a terminal.
-fn printable(text: &str) -> String {
+pub(crate) fn printable(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for letter in text.chars() {
         if letter.is_control() { out.extend(letter.escape_default()) } else { out.push(letter) }

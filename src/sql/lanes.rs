@@ -106,11 +106,12 @@ impl<'a> Lanes<'a> {
             }
             match policy {
                 BadRecords::Fail => {
-                    return Err(StageError::Halt(format!(
+                    let why = format!(
                         "{partition} stops at offset {offset}: {reason}. The table's options say 'fail' for such records; \
                          set 'bad.records' (or 'null.value' for records without a value) to 'dead-letter' or 'skip' to \
                          go on"
-                    )));
+                    );
+                    return Err(StageError::Refused { at: Offset(offset), why });
                 }
                 BadRecords::Skip => self.lanes[lane as usize].counts.skipped += 1,
                 BadRecords::DeadLetter => {

@@ -5,6 +5,7 @@
 //! carries a write timestamp that does not come from this machine's clock: segments and their deletion take it from the
 //! epoch, offsets and dead letters from the pointer they belong to.
 
+pub(super) mod letters;
 pub mod schema;
 mod statements;
 

@@ -3,6 +3,7 @@
 //! A call that returns has put its data on the disk. The file is locked; one process works with it at a time.
 
 mod file;
+pub(super) mod letters;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;

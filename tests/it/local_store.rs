@@ -91,8 +91,9 @@ async fn one_process_works_with_a_store_and_another_goes_on_after_it_is_killed()
             assert_eq!(
                 message,
                 format!(
-                    "the local store {} is in use by another process. Stop that process, or give this one a folder of \
-                     its own with STRANDLINE_STORE__PATH; several processes can share a store of kind cassandra",
+                    "the local store {} is in use by another process, and only one at a time can use it. Stop that \
+                     process first; to run another pipeline, give it a folder of its own with STRANDLINE_STORE__PATH. \
+                     Several processes can share a store of kind cassandra",
                     path.display()
                 )
             );

@@ -7,6 +7,7 @@ mod cassandra_sink;
 mod cassandra_store;
 mod cassandra_tls;
 mod cli;
+mod dead_letters;
 mod end_to_end;
 mod kafka_source;
 mod kill_points;

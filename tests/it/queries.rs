@@ -8,6 +8,7 @@ mod nested;
 mod positions;
 mod projection;
 mod rows;
+mod rules;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -175,10 +175,15 @@ impl Service {
 
     /// What a path of its status page answers; `None` while there is no page.
     pub(crate) fn get(&self, path: &str) -> Option<(u16, String)> {
+        self.ask("GET", path)
+    }
+
+    /// What a request to a path of its status page answers; `None` while there is no page.
+    pub(crate) fn ask(&self, method: &str, path: &str) -> Option<(u16, String)> {
         let said = self.said();
         let address = said.split("status page at http://").nth(1)?.lines().next()?.trim_end();
         let mut stream = TcpStream::connect(address).ok()?;
-        write!(stream, "GET {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").ok()?;
+        write!(stream, "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").ok()?;
         let mut answer = String::new();
         stream.read_to_string(&mut answer).ok()?;
         let (head, body) = answer.split_once("\r\n\r\n")?;

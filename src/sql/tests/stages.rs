@@ -177,7 +177,7 @@ fn bad_records_by_policy() {
 
     let plan = planned(&pass_through("OPTIONS ('bad.records' 'fail')", select));
     let error = run_cut(&plan, &log, 0, 6, &[Some(Offset(0)); 2], &[]).unwrap_err();
-    assert!(matches!(error, StageError::Halt(_)));
+    assert!(matches!(error, StageError::Refused { at: Offset(1), .. }));
     let error = error.to_string();
     assert!(error.starts_with("orders-0 stops at offset 1: ") && error.contains("'bad.records'"), "{error}");
 }
@@ -196,7 +196,9 @@ fn null_values_by_policy() {
 
     let plan = planned(&pass_through("OPTIONS ('null.value' 'fail')", select));
     let error = run_cut(&plan, &log, 0, 3, &[Some(Offset(0))], &[]).unwrap_err();
-    assert!(matches!(&error, StageError::Halt(text) if text.contains("offset 1: the value is null")), "{error}");
+    let refused =
+        matches!(&error, StageError::Refused { at: Offset(1), why } if why.contains("offset 1: the value is null"));
+    assert!(refused, "{error}");
     // The shard that owns the record has it behind it: then it concerns nobody.
     let output = run_cut(&plan, &log, 0, 3, &[Some(Offset(2))], &[]).unwrap();
     assert_eq!(total(&output), Counts { processed: 1, ..Counts::default() });
@@ -221,6 +223,47 @@ fn rules_name_the_record_that_breaks_them() {
     // As with CHECK, a condition that is NULL is not broken.
     assert_eq!(strings(&output.lanes[0].rows[0], 0), [Some("a".to_owned()), Some("c".to_owned())]);
     assert_eq!(total(&output), Counts { processed: 2, filtered: 1, dead_lettered: 3, ..Counts::default() });
+}
+
+/// A rule may look at everything that is known of a record, and at columns that the query does not use.
+#[test]
+fn rules_see_metadata_and_columns_that_the_query_does_not_use() {
+    let options = "OPTIONS ('rule.key' '_key IS NOT NULL', 'rule.place' '_topic = ''orders'' AND _offset <> 2', \
+                   'rule.time' '_timestamp >= TIMESTAMP ''2023-11-14T00:00:00''', 'rule.v' '100 / v < 50')";
+    let plan = planned(&pass_through(options, "SELECT k, 1 FROM orders"));
+    assert!(plan.sources[0].keys);
+    let mut log = log(["{\"v\":9}", "{\"v\":9}", "{\"v\":9}", "{\"v\":9}", "{\"v\":1}", "{\"v\":0}", "{}"]);
+    log.iter_mut().for_each(|record| record.key = Some(b"k".to_vec()));
+    log[1].key = None;
+    log[3].timestamp = 0;
+    for shards in 1..3 {
+        let output = run_stage(&plan, &log, shards, 0, 7);
+        let reasons: Vec<_> = letters(&output).into_iter().map(|letter| (letter.offset, letter.reason)).collect();
+        let rule = |name: &str| format!("breaks rule {name}");
+        let wanted = [(1, rule("key")), (2, rule("place")), (3, rule("time")), (4, rule("v"))];
+        assert_eq!(reasons[..4], wanted);
+        assert_eq!(reasons[4..], [(5, "cannot be evaluated: Divide by zero error".to_owned())]);
+        assert_eq!(total(&output), Counts { processed: 2, dead_lettered: 5, ..Counts::default() });
+    }
+}
+
+/// A broken rule is under the same policy as a value that cannot be decoded.
+#[test]
+fn broken_rules_by_policy() {
+    let log = log(["{\"k\":\"a\",\"v\":1}", "{\"k\":\"b\",\"v\":11}", "{\"k\":\"c\"}"]);
+    let planned = |policy: &str| {
+        let options = format!("OPTIONS ('rule.small' 'v <= 10', 'bad.records' '{policy}')");
+        planned(&pass_through(&options, "SELECT k, v FROM orders"))
+    };
+    let output = run_stage(&planned("skip"), &log, 2, 0, 3);
+    assert_eq!(total(&output), Counts { processed: 2, skipped: 1, ..Counts::default() });
+    let plan = planned("fail");
+    let error = run_cut(&plan, &log, 0, 3, &[Some(Offset(0)); 2], &[]).unwrap_err();
+    let refused = matches!(&error, StageError::Refused { at: Offset(1), why } if why.contains("breaks rule small"));
+    assert!(refused, "{error}");
+    // What stands before it is good.
+    let output = run_cut(&plan, &log, 0, 1, &[Some(Offset(0)); 2], &[]).unwrap();
+    assert_eq!(total(&output), Counts { processed: 1, ..Counts::default() });
 }
 
 /// An error of evaluation takes only its own record along, wherever the batch is cut.

@@ -87,7 +87,7 @@ async fn change(session: &Session, cql: &str) -> Result<(), Failure> {
     Ok(())
 }
 
-async fn existing_tables(session: &Session, keyspace: &str) -> Result<HashSet<String>, StoreError> {
+pub(super) async fn existing_tables(session: &Session, keyspace: &str) -> Result<HashSet<String>, StoreError> {
     let what = "reading which tables exist";
     let query = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = ?";
     let answer = session.query_unpaged(query, (keyspace,)).await.map_err(|error| Failure::from(error).during(what))?;

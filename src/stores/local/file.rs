@@ -248,8 +248,9 @@ fn open_database(path: &Path, opener: &Opener) -> Result<Database, StoreError> {
             Err(DatabaseError::DatabaseAlreadyOpen) if Instant::now() < patience => std::thread::sleep(LOCK_PAUSE),
             Err(DatabaseError::DatabaseAlreadyOpen) => {
                 return Err(StoreError::Fatal(format!(
-                    "the local store {shown} is in use by another process. Stop that process, or give this one a folder \
-                     of its own with STRANDLINE_STORE__PATH; several processes can share a store of kind cassandra"
+                    "the local store {shown} is in use by another process, and only one at a time can use it. Stop that \
+                     process first; to run another pipeline, give it a folder of its own with STRANDLINE_STORE__PATH. \
+                     Several processes can share a store of kind cassandra"
                 )));
             }
             Err(DatabaseError::Storage(StorageError::Corrupted(what))) => {

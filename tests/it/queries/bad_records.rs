@@ -1,6 +1,7 @@
 //! Records that cannot be processed: what becomes of them under each policy, and that they cost no other record.
 
 use std::collections::BTreeMap;
+use std::process::Command;
 use std::time::Duration;
 
 use rdkafka::producer::Producer;
@@ -81,6 +82,8 @@ fn assert_counts(service: &Service, wanted: [(&str, u64); 4]) {
     }
 }
 
+/// Case: one bad record (starrocks#68294, ksql#6563), and null value (feldera PR#6707): null, empty and the text `null` are
+/// three different things.
 #[tokio::test(flavor = "multi_thread")]
 async fn bad_records_become_dead_letters_with_their_place_reason_and_payload() {
     let stand = Stand::new(2).await;
@@ -122,14 +125,15 @@ async fn bad_records_are_passed_over_and_counted_under_skip() {
     service.stop().await;
 }
 
+/// Case: one bad record (starrocks#68294, ksql#6563). Policy `fail` is exact: what stands before the bad record is counted
+/// and committed, although it was read with it in one batch, and the partition stands at the record's offset.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_bad_record_halts_its_partition_under_fail_until_the_policy_changes() {
     let stand = Stand::new(2).await;
     fill(&stand, 0);
     let good = || (0..10).map(|_| r#"{"a":"y"}"#.to_owned());
     stand.topic.fill(1, good()).await;
-    let limited = "'max.offsets.per.batch' '2', 'bad.records'";
-    let service = stand.start(&sql(&stand, &format!("{limited} 'fail'")));
+    let service = stand.start(&sql(&stand, "'bad.records' 'fail'"));
     let halted = |status: &Value| {
         let partitions = status["board"]["partitions"].as_array();
         partitions.and_then(|partitions| partitions.iter().find(|p| p["actor"]["life"] == "halted")).cloned()
@@ -137,6 +141,7 @@ async fn a_bad_record_halts_its_partition_under_fail_until_the_policy_changes() 
     service.until("a partition halts", |status| halted(status).is_some()).await;
     let partition = halted(&service.status()).unwrap();
     assert_eq!((&partition["topic"], &partition["partition"]), (&stand.topic.name.as_str().into(), &0.into()));
+    assert_eq!(partition["position"], 4);
     let said = partition["actor"]["last_error"].as_str().unwrap();
     for part in ["stops at offset 4: not valid JSON: EOF", "'bad.records'", "'dead-letter'", "'skip'"] {
         assert!(said.contains(part), "{part:?} in {said}");
@@ -150,13 +155,73 @@ async fn a_bad_record_halts_its_partition_under_fail_until_the_policy_changes() 
     stand.until_committed(&[(0, 4), (1, 20)].into()).await;
     assert_eq!(table(&stand).await, counted(3, 21));
     assert_eq!(dead_letters(&stand.session, &stand, 0).await, []);
+
+    // Resumed, it stops at the same record again, and nothing is counted twice.
+    let (code, _) = service.ask("POST", &format!("/api/resume/partition/{}/0", stand.topic.name)).unwrap();
+    assert_eq!(code, 200);
+    service.until("it halts again", |status| halted(status).is_some()).await;
+    stand.topic.fill(1, good()).await;
+    stand.until_committed(&[(0, 4), (1, 30)].into()).await;
+    assert_eq!(table(&stand).await, counted(3, 31));
+    service.kill();
+    // So it does in the next process.
+    let service = stand.start(&sql(&stand, "'bad.records' 'fail'"));
+    service.until("it halts again", |status| halted(status).is_some()).await;
+    assert_eq!(table(&stand).await, counted(3, 31));
     service.kill();
 
     // The policy is about reading: the stored state stays.
-    let service = stand.start(&sql(&stand, &format!("{limited} 'skip'")));
-    stand.until_committed(&[(0, 10), (1, 20)].into()).await;
-    assert_eq!(table(&stand).await, counted(4, 22));
+    let service = stand.start(&sql(&stand, "'bad.records' 'skip'"));
+    stand.until_committed(&[(0, 10), (1, 30)].into()).await;
+    assert_eq!(table(&stand).await, counted(4, 32));
     until("it is well", Duration::from_secs(60), async || service.get("/healthz").is_some_and(|(code, _)| code == 200))
         .await;
     service.stop().await;
+}
+
+/// Dead letters are stored with the progress: whenever the process is killed, each is there once, and so is each row.
+#[tokio::test(flavor = "multi_thread")]
+async fn crashes_neither_lose_nor_double_a_dead_letter() {
+    const PORTION: i64 = 1_000;
+    let stand = Stand::new(2).await;
+    let sql = sql(&stand, "'max.offsets.per.batch' '100'");
+    let bad = |offset: i64| offset % 3 == 1;
+    let record = move |offset: i64| if bad(offset) { format!("{{\"a\":{offset}") } else { r#"{"a":"x"}"#.to_owned() };
+    let mut end = 0;
+    for _ in 0..5 {
+        let service = stand.start_with(&sql, &[("CHECKPOINT__INTERVAL", "50ms")]);
+        for partition in 0..2 {
+            stand.topic.fill(partition, (end..end + PORTION).map(record)).await;
+        }
+        let some = async || stand.offsets().await.values().any(|offset| *offset > end);
+        until("something of the portion is committed", Duration::from_secs(60), some).await;
+        for partition in 0..2 {
+            stand.topic.fill(partition, (end + PORTION..end + 2 * PORTION).map(record)).await;
+        }
+        service.kill();
+        end += 2 * PORTION;
+    }
+    let service = stand.start(&sql);
+    service.until_each_shard_committed().await;
+    stand.until_committed(&[(0, end), (1, end)].into()).await;
+    let wanted: Vec<i64> = (0..end).filter(|offset| bad(*offset)).collect();
+    for partition in 0..2 {
+        let letters = dead_letters(&stand.session, &stand, partition).await;
+        assert_eq!(letters.iter().map(|letter| letter.1).collect::<Vec<_>>(), wanted, "partition {partition}");
+        for (_, offset, reason, _, value) in letters {
+            assert!(reason.starts_with("not valid JSON: EOF"), "{reason}");
+            assert_eq!(value, Some(record(offset).into_bytes()));
+        }
+    }
+    let (good, bad) = ((0..end).filter(|offset| !bad(*offset)).count() as i64 * 2, wanted.len() as u64 * 2);
+    assert_eq!(table(&stand).await, [("x".to_owned(), good)].into());
+    assert_counts(&service, [("processed", good as u64), ("dead_lettered", bad), ("skipped", 0), ("gaps", 0)]);
+
+    // What anybody can read of them with one command, while the service runs.
+    let mut command = Command::new(env!("CARGO_BIN_EXE_strandline"));
+    command.args(["dead-letters", "list", "--limit", "0"]).envs(stand.environment(&sql));
+    let listed = String::from_utf8(command.output().unwrap().stdout).unwrap();
+    assert_eq!(listed.lines().count() as u64, bad + 1, "{listed}");
+    service.stop().await;
+    stand.drop().await;
 }

@@ -1,0 +1,145 @@
+//! The dead letters of a pipeline in Cassandra, page by page.
+
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::sync::Arc;
+
+use futures::stream::TryStreamExt;
+use scylla::client::session::Session;
+use scylla::statement::prepared::PreparedStatement;
+use scylla::value::CqlTimestamp;
+use strandline_actors::ports::StoreError;
+use uuid::Uuid;
+
+use super::schema;
+use super::{rows, unreadable};
+use crate::cassandra::{Failure, prepare, prepare_serial_read, quote};
+use crate::stores::letters::{Each, Letter, Payload, Wanted};
+
+/// Letters of one page when their keys and values are read, too: each may have 4 MB.
+const WITH_PAYLOAD: i32 = 8;
+/// Letters of one page otherwise.
+const WITHOUT_PAYLOAD: i32 = 1_000;
+
+/// The dead letters of one pipeline in Cassandra.
+pub(in crate::stores) struct CassandraLetters {
+    session: Arc<Session>,
+    pipeline: String,
+    read_partitions: PreparedStatement,
+    /// Without keys and values.
+    read: PreparedStatement,
+    /// With them.
+    read_whole: PreparedStatement,
+}
+
+impl std::fmt::Debug for CassandraLetters {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CassandraLetters").field("pipeline", &self.pipeline).finish_non_exhaustive()
+    }
+}
+
+/// Offset, topic id, timestamp, reason, when that was written, length of key and value.
+type LetterRow = (i64, Uuid, CqlTimestamp, String, Option<i64>, Option<i64>, Option<i64>);
+/// The same with key and value.
+type WholeRow =
+    (i64, Uuid, CqlTimestamp, String, Option<i64>, Option<i64>, Option<i64>, Option<Vec<u8>>, Option<Vec<u8>>);
+
+impl CassandraLetters {
+    /// Opens the letters of a pipeline; `None` if there is no such pipeline.
+    pub(in crate::stores) async fn open(
+        session: Arc<Session>,
+        keyspace: &str,
+        pipeline: &str,
+    ) -> Result<Option<Self>, StoreError> {
+        let tables = schema::existing_tables(&session, keyspace).await?;
+        if !["pipelines", "start_offsets", "dead_letters"].into_iter().all(|table| tables.contains(table)) {
+            return Ok(None);
+        }
+        let keyspace = quote(keyspace);
+        let what = "looking for the pipeline";
+        let pipelines = format!("SELECT shards FROM {keyspace}.pipelines WHERE pipeline = ?");
+        let pipelines = prepare_serial_read(&session, &pipelines).await?;
+        let answer = session.execute_unpaged(&pipelines, (pipeline,)).await;
+        let answer = answer.map_err(|error| StoreError::from(Failure::from(error).during(what)))?;
+        if rows(what, answer)?.rows_num() == 0 {
+            return Ok(None);
+        }
+        let read = async |payload: &str, page| {
+            let cql = format!(
+                "SELECT offset, topic_id, record_timestamp, reason, WRITETIME(reason), key_bytes, value_bytes{payload} \
+                 FROM {keyspace}.dead_letters WHERE pipeline = ? AND topic = ? AND partition = ? AND offset >= ? \
+                 AND offset <= ?"
+            );
+            let mut statement = prepare(&session, &cql).await?;
+            statement.set_page_size(page);
+            Ok::<_, Failure>(statement)
+        };
+        let (read, read_whole) = (read("", WITHOUT_PAYLOAD).await?, read(", key, value", WITH_PAYLOAD).await?);
+        let partitions = format!("SELECT topic, partition FROM {keyspace}.start_offsets WHERE pipeline = ?");
+        let read_partitions = prepare_serial_read(&session, &partitions).await?;
+        Ok(Some(Self { session, pipeline: pipeline.to_owned(), read_partitions, read, read_whole }))
+    }
+
+    /// The partitions that the pipeline has ever read.
+    pub(in crate::stores) async fn partitions(&self) -> Result<BTreeSet<(String, i32)>, StoreError> {
+        let what = "reading the known partitions";
+        let pager = self
+            .session
+            .execute_iter(self.read_partitions.clone(), (&self.pipeline,))
+            .await
+            .map_err(|error| StoreError::from(Failure::from(error).during(what)))?;
+        let rows = pager.rows_stream::<(String, i32)>().map_err(|error| unreadable(what, &error))?;
+        rows.map_err(|error| StoreError::from(Failure::from(error).during(what))).try_collect().await
+    }
+
+    /// Reads the letters of one partition by their offsets.
+    pub(in crate::stores) async fn read(
+        &self,
+        topic: &str,
+        partition: i32,
+        wanted: &Wanted,
+        each: Each<'_>,
+    ) -> Result<ControlFlow<()>, StoreError> {
+        let what = "reading dead letters";
+        let failed = |failure: Failure| StoreError::from(failure.during(what));
+        let (from, until) = wanted.offset.map_or((i64::MIN, i64::MAX), |offset| (offset, offset));
+        let values = (&self.pipeline, topic, partition, from, until);
+        let statement = if wanted.payload { &self.read_whole } else { &self.read };
+        let pager = self.session.execute_iter(statement.clone(), values).await.map_err(|error| failed(error.into()))?;
+        let letter = |row: LetterRow, key: Option<Vec<u8>>, value: Option<Vec<u8>>| {
+            let (offset, topic_id, timestamp, reason, written, key_bytes, value_bytes) = row;
+            let payload = |length: Option<i64>, bytes: Option<Vec<u8>>| {
+                length.map(|length| Payload { length: length.cast_unsigned(), bytes: bytes.unwrap_or_default() })
+            };
+            Letter {
+                topic: topic.to_owned(),
+                topic_id,
+                partition,
+                offset,
+                timestamp: timestamp.0,
+                set_aside: written.unwrap_or_default(),
+                reason,
+                key: payload(key_bytes, key),
+                value: payload(value_bytes, value),
+            }
+        };
+        if wanted.payload {
+            let mut rows = pager.rows_stream::<WholeRow>().map_err(|error| unreadable(what, &error))?;
+            while let Some(row) = rows.try_next().await.map_err(|error| failed(error.into()))? {
+                let (offset, topic_id, timestamp, reason, written, key_bytes, value_bytes, key, value) = row;
+                let row = (offset, topic_id, timestamp, reason, written, key_bytes, value_bytes);
+                if each(letter(row, key, value)).is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
+            }
+        } else {
+            let mut rows = pager.rows_stream::<LetterRow>().map_err(|error| unreadable(what, &error))?;
+            while let Some(row) = rows.try_next().await.map_err(|error| failed(error.into()))? {
+                if each(letter(row, None, None)).is_break() {
+                    return Ok(ControlFlow::Break(()));
+                }
+            }
+        }
+        Ok(ControlFlow::Continue(()))
+    }
+}

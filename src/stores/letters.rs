@@ -1,0 +1,168 @@
+//! The dead letters that a store holds, for people: read one after the other, beside or after the service that wrote them.
+//!
+//! Nothing is created and nothing is changed, so asking for a pipeline that never was is an error. However many letters
+//! there are, a few at a time are in memory.
+
+use std::collections::BTreeSet;
+use std::ops::ControlFlow;
+use std::path::Path;
+
+use strandline_actors::ports::StoreError;
+use uuid::Uuid;
+
+use super::cassandra::letters::CassandraLetters;
+use super::local::letters::LocalLetters;
+use super::{DEFAULT_PATH, OpenError};
+use crate::cassandra::connect;
+use crate::settings::{Settings, StoreKind};
+
+/// A record that was set aside.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Letter {
+    /// The topic's name.
+    pub topic: String,
+    /// The topic's id.
+    pub topic_id: Uuid,
+    /// The partition.
+    pub partition: i32,
+    /// The record's offset.
+    pub offset: i64,
+    /// The record's Kafka timestamp, in milliseconds; below 0 if it has none.
+    pub timestamp: i64,
+    /// When the checkpoint was committed that carried the letter, in microseconds since the epoch.
+    pub set_aside: i64,
+    /// Why it could not be processed.
+    pub reason: String,
+    /// The record's key, unless it is null.
+    pub key: Option<Payload>,
+    /// The record's value, unless it is null.
+    pub value: Option<Payload>,
+}
+
+/// The bytes of a key or a value.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Payload {
+    /// How many the record has.
+    pub length: u64,
+    /// Those that are kept, or none if they were not asked for.
+    pub bytes: Vec<u8>,
+}
+
+impl Payload {
+    /// Bytes that are all there.
+    pub(super) fn whole(bytes: Vec<u8>) -> Self {
+        Self { length: bytes.len() as u64, bytes }
+    }
+}
+
+/// Which letters are wanted.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Wanted {
+    /// Of this topic alone.
+    pub topic: Option<String>,
+    /// Of this partition alone.
+    pub partition: Option<i32>,
+    /// At this offset alone.
+    pub offset: Option<i64>,
+    /// Whether keys and values are wanted, too.
+    pub payload: bool,
+}
+
+impl Wanted {
+    pub(super) fn of(&self, topic: &str, partition: i32) -> bool {
+        self.topic.as_ref().is_none_or(|wanted| wanted == topic)
+            && self.partition.is_none_or(|wanted| wanted == partition)
+    }
+}
+
+/// What is done with each letter; it may end the reading.
+pub type Each<'a> = &'a mut (dyn FnMut(Letter) -> ControlFlow<()> + Send);
+
+/// Why there are no letters to read.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum LettersError {
+    /// There is no connection, or the store cannot be used.
+    #[error(transparent)]
+    Store(#[from] OpenError),
+    /// The store does not know the pipeline.
+    #[error(
+        "there is no pipeline `{pipeline}` in {place}: check STRANDLINE_PIPELINE__NAME and the STRANDLINE_STORE__... and \
+         STRANDLINE_CASSANDRA__... settings, which have to be those of the service"
+    )]
+    NoPipeline {
+        /// The name that was asked for.
+        pipeline: String,
+        /// The store that was asked.
+        place: String,
+    },
+}
+
+impl From<StoreError> for LettersError {
+    fn from(error: StoreError) -> Self {
+        Self::Store(error.into())
+    }
+}
+
+/// The dead letters of one pipeline.
+#[derive(Debug)]
+pub struct Letters {
+    kept: Kept,
+    /// The partitions that the pipeline has ever read.
+    partitions: BTreeSet<(String, i32)>,
+}
+
+#[derive(Debug)]
+enum Kept {
+    Local(LocalLetters),
+    Cassandra(Box<CassandraLetters>),
+}
+
+impl Letters {
+    /// Opens the dead letters of the pipeline that the settings name. The runtime that calls this has to outlive them.
+    pub async fn open(settings: &Settings) -> Result<Self, LettersError> {
+        let pipeline = &settings.pipeline.name;
+        let (opened, place) = match settings.store.kind {
+            StoreKind::Local => {
+                let folder = settings.store.path.as_deref().unwrap_or(Path::new(DEFAULT_PATH));
+                let opened = LocalLetters::open(folder, pipeline)?;
+                (opened.map(Kept::Local), format!("the folder {}", folder.display()))
+            }
+            StoreKind::Cassandra => {
+                let session = connect(&settings.cassandra).await.map_err(OpenError::from)?;
+                let keyspace = &settings.cassandra.keyspace;
+                let opened = CassandraLetters::open(session, keyspace, pipeline).await?;
+                let place = format!("keyspace {keyspace} of Cassandra at {}", settings.cassandra.nodes);
+                (opened.map(|letters| Kept::Cassandra(Box::new(letters))), place)
+            }
+        };
+        let Some(kept) = opened else {
+            return Err(LettersError::NoPipeline { pipeline: pipeline.clone(), place });
+        };
+        let partitions = match &kept {
+            Kept::Local(letters) => letters.partitions()?,
+            Kept::Cassandra(letters) => letters.partitions().await?,
+        };
+        // What is no partition is a note on the topic.
+        let partitions = partitions.into_iter().filter(|(_, partition)| *partition >= 0).collect();
+        Ok(Self { kept, partitions })
+    }
+
+    /// The topics that the pipeline has ever read.
+    pub fn topics(&self) -> BTreeSet<&str> {
+        self.partitions.iter().map(|(topic, _)| topic.as_str()).collect()
+    }
+
+    /// Reads the letters in the order of topic, partition and offset, until `each` has enough.
+    pub async fn read(&self, wanted: &Wanted, each: Each<'_>) -> Result<(), StoreError> {
+        for (topic, partition) in self.partitions.iter().filter(|(topic, partition)| wanted.of(topic, *partition)) {
+            let read = match &self.kept {
+                Kept::Local(letters) => letters.read(topic, *partition, wanted, each)?,
+                Kept::Cassandra(letters) => letters.read(topic, *partition, wanted, each).await?,
+            };
+            if read.is_break() {
+                break;
+            }
+        }
+        Ok(())
+    }
+}
