@@ -18,7 +18,7 @@ use tokio::time::{Duration, Instant};
 use tracing::Instrument;
 
 use crate::aggregation::AggregationActor;
-use crate::board::{Activity, Life};
+use crate::board::{Activity, ActorId, Life};
 use crate::child::{Cause, Exit, panic_text};
 use crate::env::Env;
 use crate::lane;
@@ -169,6 +169,10 @@ impl PartitionLife {
                 rows = batch.records.num_rows(),
                 bytes = batch.bytes,
             );
+            if batch.lost {
+                let what = format!("the records of {} were deleted before they were read: they are lost", batch.range);
+                env.board.event(ActorId::Partition(key), what);
+            }
             if batch.range.is_empty() {
                 self.answered(unanswered).await?;
                 // Where the end is not known no broker answers: then it is no fault of ours that nothing comes.
@@ -424,7 +428,7 @@ fn part(batch: &SourceBatch, start: usize, length: usize) -> Result<SourceBatch,
         (Some(first), Some(last)) => Range::new(Offset(*first), Offset(*last + 1)),
         _ => Range::probe(batch.range.from),
     };
-    Ok(SourceBatch { range, records: records.clone(), bytes: batch.bytes, end: batch.end })
+    Ok(SourceBatch { range, records: records.clone(), ..*batch })
 }
 
 /// What is known of records that crash whoever touches them.
@@ -517,7 +521,7 @@ mod tests {
         let offsets: arrow::array::ArrayRef = std::sync::Arc::new(arrow::array::Int64Array::from(vec![3, 4, 8]));
         let records = RecordBatch::try_from_iter([(crate::ports::raw::OFFSET, offsets)]).expect("a batch");
         let range = Range::new(Offset(1), Offset(12));
-        let batch = SourceBatch { range, records, bytes: 30, end: None };
+        let batch = SourceBatch { range, records, bytes: 30, end: None, lost: false };
         for (at, rows) in [(3, 0), (4, 1), (8, 2)] {
             let before = before(&batch, Offset(at)).expect("a part");
             assert_eq!((before.range, before.records.num_rows()), (Range::new(Offset(1), Offset(at)), rows));

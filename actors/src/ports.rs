@@ -34,6 +34,8 @@ pub struct SourceBatch {
     pub bytes: usize,
     /// The first offset that the log does not have yet, as far as it is known.
     pub end: Option<Offset>,
+    /// The records of the whole range were deleted before they were read, and the policy says to go on without them.
+    pub lost: bool,
 }
 
 /// The columns of an undecoded batch: `_offset BIGINT`, `_timestamp TIMESTAMP(ms, UTC)`, `_key`, `_value` (nullable

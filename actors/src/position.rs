@@ -106,14 +106,24 @@ pub struct Counts {
     pub skipped: u64,
     /// Records without a value.
     pub tombstones: u64,
-    /// Offsets that carry no record: compacted away, transaction markers, aborted, or deleted before they were read.
+    /// Offsets that carry no record: compacted away, transaction markers, or aborted.
     pub gaps: u64,
+    /// Offsets whose records were deleted before they were read, where the policy says to go on without them.
+    #[serde(default)]
+    pub lost: u64,
 }
 
 impl Counts {
     /// All offsets that were counted.
     pub fn total(&self) -> u64 {
-        self.processed + self.filtered + self.late + self.dead_lettered + self.skipped + self.tombstones + self.gaps
+        self.processed
+            + self.filtered
+            + self.late
+            + self.dead_lettered
+            + self.skipped
+            + self.tombstones
+            + self.gaps
+            + self.lost
     }
 
     /// Adds what another part of the same partition counted.
@@ -125,6 +135,7 @@ impl Counts {
         self.skipped += other.skipped;
         self.tombstones += other.tombstones;
         self.gaps += other.gaps;
+        self.lost += other.lost;
     }
 }
 

@@ -68,6 +68,7 @@ mod tests {
         }
     }
 
+    /// Case: unknown write (palantir/atlasdb#2988). Mine goes on, another steps down, and only what is unchanged is repeated.
     #[test]
     fn every_case_after_a_write() {
         let (before, mine, other) = (Attempt::fresh(), Attempt::fresh(), Attempt::fresh());

@@ -187,6 +187,7 @@ impl Measured {
                 ("skipped", counts.skipped),
                 ("tombstone", counts.tombstones),
                 ("gap", counts.gaps),
+                ("lost", counts.lost),
             ]
             .map(|(outcome, count)| {
                 let mut labels = labels.clone();

@@ -200,6 +200,7 @@ impl Life {
             records,
             bytes,
             end: end.map(|end| Offset(end.max(self.position))),
+            lost: false,
         }
     }
 

@@ -93,6 +93,7 @@ impl Reader {
             records: RecordBatch::new_empty(schema),
             bytes: 0,
             end: None,
+            lost: false,
         }
     }
 
@@ -168,14 +169,14 @@ impl Reader {
                 self.cluster.table(self.table).table
             ))),
             OnDataLoss::Skip => {
-                tracing::warn!(
+                tracing::error!(
                     partition = %self.partition,
                     from = self.position,
                     until = low,
                     "{lost} offsets were deleted before they were read; going on at the log's start"
                 );
                 let mut hole = self.empty(low);
-                hole.end = Some(Offset(high));
+                (hole.end, hole.lost) = (Some(Offset(high)), true);
                 self.position = low;
                 self.restarts = 0;
                 self.restart()?;
@@ -265,8 +266,7 @@ fn split(batch: SourceBatch, rows: usize) -> (SourceBatch, Option<SourceBatch>) 
         .column_by_name(columns_of::OFFSET)
         .and_then(|column| column.as_primitive_opt::<Int64Type>())
         .map_or(batch.range.until.0, |offsets| offsets.value(rows - 1) + 1);
-    let part =
-        |range, records: RecordBatch| SourceBatch { range, bytes: columns::bytes(&records), records, end: batch.end };
+    let part = |range, records: RecordBatch| SourceBatch { range, bytes: columns::bytes(&records), records, ..batch };
     let first = part(Range::new(batch.range.from, Offset(last)), batch.records.slice(0, rows));
     let second = part(Range::new(Offset(last), batch.range.until), batch.records.slice(rows, total - rows));
     (first, Some(second))
@@ -287,7 +287,7 @@ mod tests {
         }
         let bytes = columns.bytes();
         let range = Range::new(Offset(from), Offset(until));
-        SourceBatch { range, records: columns.finish().unwrap(), bytes, end: Some(Offset(until)) }
+        SourceBatch { range, records: columns.finish().unwrap(), bytes, end: Some(Offset(until)), lost: false }
     }
 
     #[test]

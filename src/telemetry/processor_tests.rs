@@ -67,6 +67,7 @@ fn a_flush_sends_what_waits() {
     assert_eq!(memory.spans.lock().unwrap().len(), 3);
 }
 
+/// Case: lost spans (opentelemetry-rust#3453, #1963).
 #[test]
 fn refused_spans_are_counted() {
     let (counters, memory) = (Counters::default(), Memory::default());
@@ -78,6 +79,7 @@ fn refused_spans_are_counted() {
 }
 
 /// A collector that takes connections and never says a word.
+/// Case: lost spans (opentelemetry-rust#3453, #1963).
 #[test]
 fn a_collector_that_never_answers_holds_up_nobody() {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();

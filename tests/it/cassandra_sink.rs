@@ -156,6 +156,7 @@ async fn deliver(sink: &TableSink, timestamp: i64, output: &[OutputBatch]) -> Re
 // ---------------------------------------------------------------------------------------------------------------------
 // Rows and timestamps
 
+/// Case: lost write by clock (scalar-labs/scalardb PR#3890).
 #[tokio::test]
 async fn a_repeated_delivery_changes_nothing_and_an_older_one_loses() {
     let place = Place::new().await;

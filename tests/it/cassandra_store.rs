@@ -87,6 +87,7 @@ async fn conditional_writes_are_never_repeated_and_serial_reads_see_them() {
     assert_eq!(read.get_consistency(), Some(Consistency::Serial));
 }
 
+/// Case: unknown write (palantir/atlasdb#2988).
 #[tokio::test(flavor = "multi_thread")]
 async fn a_move_whose_answer_is_lost_is_unknown_and_sent_once() {
     let pipeline = unique();
@@ -159,6 +160,7 @@ async fn a_segment_without_one_of_its_chunks_is_corrupt() {
     }
 }
 
+/// Case: lost write by clock (scalar-labs/scalardb PR#3890). The timestamp of a segment comes from its epoch.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_write_that_arrives_after_its_deletion_changes_nothing() {
     let pipeline = unique();
@@ -171,6 +173,7 @@ async fn a_write_that_arrives_after_its_deletion_changes_nothing() {
     assert_eq!(store.segments_of_epoch(0, Epoch(1)).await.unwrap(), []);
 }
 
+/// Case: lost write by clock (scalar-labs/scalardb PR#3890).
 #[tokio::test(flavor = "multi_thread")]
 async fn a_crash_note_from_a_clock_that_ran_ahead_is_replaced() {
     let pipeline = unique();

@@ -453,6 +453,7 @@ fn it_ends_with_a_last_checkpoint_when_it_is_told_to_and_goes_on_from_there() {
     }
 }
 
+/// Case: lost spans (opentelemetry-rust#3453, #1963).
 #[test]
 fn a_collector_that_never_answers_does_not_hold_up_the_work_or_the_end() {
     let (place, kafka) = (Place::new(), orders(1000));

@@ -50,6 +50,7 @@ fn kills() -> u32 {
     std::env::var("RANDOM_KILLS").map_or(30, |kills| kills.parse().expect("RANDOM_KILLS is a number"))
 }
 
+/// Case: state and offsets apart (turbolytics/sql-flow#171).
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_at_random_no_row_is_lost_or_counted_twice() {
     killed_again_and_again(kills(), "KILL").await;

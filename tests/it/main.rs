@@ -8,6 +8,7 @@ mod cassandra_store;
 mod cassandra_tls;
 mod cli;
 mod dead_letters;
+mod documents;
 mod end_to_end;
 mod kafka_source;
 mod kill_points;

@@ -4,6 +4,7 @@
 mod aggregates;
 mod bad_records;
 mod changes;
+mod hostile;
 mod nested;
 mod positions;
 mod projection;

@@ -339,6 +339,7 @@ async fn segments_come_back_whole(place: &dyn Place) {
     }
 }
 
+/// Case: big state (hmda-platform#2194).
 async fn fifty_megabytes_come_back_whole(place: &dyn Place) {
     let pipeline = unique();
     let store = place.open(&pipeline).await;

@@ -75,6 +75,7 @@ fn a_committer_that_keeps_crashing_ends_the_process() {
     });
 }
 
+/// Case: topic recreated (quickwit#1602, materialize#20141).
 #[test]
 fn a_topic_that_was_made_anew_is_not_read_into_the_old_state_even_when_resumed() {
     on_one_thread(Plan::quiet(9), async |world| {

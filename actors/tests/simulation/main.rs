@@ -5,6 +5,7 @@
 
 mod faults;
 mod halt;
+mod poison;
 mod query;
 mod sink;
 mod source;

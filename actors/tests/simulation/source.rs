@@ -117,6 +117,7 @@ impl PartitionReader for Reader {
             records: rows,
             // Now and then no broker answers, and the end is not known.
             end: (!empty || self.kafka.chance.number(20) > 0).then_some(Offset(end)),
+            lost: false,
         })
     }
 }

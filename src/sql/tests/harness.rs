@@ -102,6 +102,7 @@ pub(super) fn batch(log: &[Record], from: i64, until: i64) -> SourceBatch {
         records: RecordBatch::try_from_iter_with_nullable(columns.into_iter().map(|(n, c)| (n, c, true))).unwrap(),
         bytes: 0,
         end: None,
+        lost: false,
     }
 }
 

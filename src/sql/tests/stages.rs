@@ -1,10 +1,11 @@
 //! The source stage: cuts, counts, policies, rules, metadata, and errors of single records.
 
-use strandline_actors::ports::StageError;
+use strandline_actors::ports::{SourceBatch, StageError, StageInput};
 use strandline_actors::position::{Counts, Offset};
 
 use super::harness::{
-    Dice, Pipeline, Record, letters, log, partition, planned, run_cut, run_stage, strings, timestamps, total, values,
+    Dice, Pipeline, Record, batch, letters, log, partition, planned, run_cut, run_stage, strings, timestamps, total,
+    values,
 };
 
 const SINK: &str = "CREATE EXTERNAL TABLE result (k VARCHAR, v BIGINT) STORED AS TABLE LOCATION 'console://';";
@@ -135,6 +136,20 @@ fn an_empty_range_and_a_range_of_gaps() {
     assert!(output.lanes.iter().all(|lane| lane.rows.is_empty()));
 }
 
+/// Offsets whose records were deleted before they were read are counted apart from those that never had one.
+#[test]
+fn lost_offsets_are_no_gaps() {
+    let plan = planned(&grouped(""));
+    let partition = partition(0);
+    let hole = SourceBatch { lost: true, ..batch(&[], 5, 50) };
+    for (cut, lost) in [(0, 45), (30, 20), (60, 0)] {
+        let cuts = [Some(Offset(cut)); 3];
+        let input = StageInput { partition: &partition, batch: &hole, watermark: None, cuts: &cuts, poison: &[] };
+        let output = plan.query().source_stage(&partition).run(input).unwrap();
+        assert_eq!(total(&output), Counts { lost, ..Counts::default() });
+    }
+}
+
 #[test]
 fn a_poison_record_is_set_aside_unseen() {
     let mut log = log(["{\"k\":\"a\",\"v\":1}", "{\"k\":\"b\",\"v\":2}", "{\"k\":\"c\",\"v\":3}"]);
@@ -182,6 +197,7 @@ fn bad_records_by_policy() {
     assert!(error.starts_with("orders-0 stops at offset 1: ") && error.contains("'bad.records'"), "{error}");
 }
 
+/// Case: null value (feldera PR#6707).
 #[test]
 fn null_values_by_policy() {
     let log = vec![record(0, "a", 1), Record::null(1), record(2, "b", 2)];
@@ -394,6 +410,7 @@ fn nested_values() {
     assert_eq!(rows, ["1 2 x 3.75", "2 1 z NULL", "NULL 1 NULL NULL"]);
 }
 
+/// Case: null key (ksql#8658).
 /// NULL is a group, as in SQL, and always on the same shard.
 #[test]
 fn null_is_a_group() {

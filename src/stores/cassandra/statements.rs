@@ -139,3 +139,32 @@ impl Statements {
         })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::{BTreeMap, BTreeSet};
+
+    /// Case: lost write by clock (scalar-labs/scalardb PR#3890). A plain write takes its timestamp from elsewhere than a
+    /// conditional one, so in a row that both write a later write may lose. And what is plain never takes the time of a
+    /// machine.
+    #[test]
+    fn no_table_is_written_by_plain_and_by_conditional_writes() {
+        let source = include_str!("statements.rs").split("mod tests").next().unwrap_or_default();
+        let source = source.replace('\\', "").split_whitespace().collect::<Vec<_>>().join(" ");
+        let mut kinds: BTreeMap<&str, BTreeSet<bool>> = BTreeMap::new();
+        let mut writes = 0;
+        for text in source.split('"').skip(1).step_by(2) {
+            let rest =
+                ["INSERT INTO {k}.", "UPDATE {k}.", "DELETE FROM {k}."].iter().find_map(|p| text.strip_prefix(p));
+            let Some(table) = rest.and_then(|rest| rest.split(' ').next()) else { continue };
+            let conditional = text.contains(" IF ");
+            assert_ne!(conditional, text.contains(" USING TIMESTAMP ?"), "{text}");
+            kinds.entry(table).or_default().insert(conditional);
+            writes += 1;
+        }
+        assert!(writes > 10 && kinds.len() > 7, "{kinds:?}");
+        for (table, kinds) in kinds {
+            assert_eq!(kinds.len(), 1, "{table} is written both ways");
+        }
+    }
+}

@@ -34,6 +34,7 @@ async fn servers_that_do_not_answer_are_waited_for() {
     assert!(answer.is_err(), "{answer:?}");
 }
 
+/// Case: unpolled main queue (rust-rdkafka#738). The fault is told there, and is heard although no partition is open.
 #[tokio::test(flavor = "multi_thread")]
 async fn brokers_that_refuse_the_client_are_a_fault() {
     // A broker that knows no passwords, to a client that brings one.
@@ -85,6 +86,8 @@ async fn a_reader_waits_for_brokers_that_are_away_and_goes_on_by_itself() {
     assert_eq!(timeout(PATIENCE, asked).await.unwrap().unwrap().unwrap().len(), 1);
 }
 
+/// Case: sleeping queue (rust-rdkafka PR#840). The end is asked for beside the fetches, so a position that stands still below
+/// it shows.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_that_fetches_nothing_although_there_is_something_shows_it() {
     let kafka = EmbeddedKafka::start(1).unwrap();

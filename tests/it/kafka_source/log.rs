@@ -13,6 +13,7 @@ use strandline_actors::position::Offset;
 use super::{LARGE, PATIENCE, Reading, halted, numbered, open_topic, settings, table, values};
 use crate::test_topic::{Sent, TestTopic, producer, send, servers};
 
+/// Case: gap that is no loss (druid#5404).
 #[tokio::test(flavor = "multi_thread")]
 async fn only_committed_transactions_are_read_and_the_end_is_reached() {
     let topic = TestTopic::create("transactions", 1, &[]).await;
@@ -82,6 +83,7 @@ async fn only_committed_transactions_are_read_and_the_end_is_reached() {
     assert_eq!(inside.records.last().unwrap(), &(end, "open".to_owned()));
 }
 
+/// Case: gap that is no loss (druid#5404).
 #[tokio::test(flavor = "multi_thread")]
 async fn a_log_with_compacted_holes_is_read_without_a_word() {
     let config = [
@@ -130,6 +132,7 @@ async fn a_log_with_compacted_holes_is_read_without_a_word() {
     assert!(inside.records[0].0 > missing);
 }
 
+/// Case: offset out of range (librdkafka#4224).
 #[tokio::test(flavor = "multi_thread")]
 async fn records_that_were_deleted_before_they_were_read_halt_the_partition() {
     let topic = TestTopic::create("lost", 1, &[]).await;
@@ -148,6 +151,7 @@ async fn records_that_were_deleted_before_they_were_read_halt_the_partition() {
     assert_eq!(reading.records, numbered("v", 50..100));
 }
 
+/// Case: offset out of range (librdkafka#4224).
 #[tokio::test(flavor = "multi_thread")]
 async fn deleted_records_can_be_skipped_and_the_range_covers_them() {
     let topic = TestTopic::create("skipped", 2, &[]).await;
@@ -202,6 +206,7 @@ async fn a_position_beyond_the_log_halts_the_partition() {
     assert!(reason.contains("ends at offset 10") && reason.contains("offset 11"), "{reason}");
 }
 
+/// Case: topic recreated (quickwit#1602, materialize#20141).
 #[tokio::test(flavor = "multi_thread")]
 async fn a_topic_that_is_made_anew_is_never_taken_for_the_old_one() {
     // Fewer records than the position, and more: then the position is there, and only the id tells.
@@ -278,6 +283,7 @@ async fn a_topic_that_is_deleted_halts_its_partitions() {
     assert!(reason.contains("does not exist any more") && reason.contains(&topic.name), "{reason}");
 }
 
+/// Case: new partition (flink-connector-kafka PR#28).
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_that_is_added_is_found_and_read() {
     let topic = TestTopic::create("added", 2, &[]).await;

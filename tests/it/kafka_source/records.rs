@@ -165,6 +165,7 @@ async fn the_earlier_reader_of_a_partition_ends_when_it_is_opened_again() {
     assert_eq!(later.records, numbered("v", 5..20));
 }
 
+/// Case: sleeping queue (rust-rdkafka PR#840).
 #[tokio::test(flavor = "multi_thread")]
 async fn one_record_in_a_silent_partition_comes_within_a_second() {
     let topic = TestTopic::create("silent", 3, &[]).await;

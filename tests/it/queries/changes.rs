@@ -18,6 +18,7 @@ async fn table(stand: &Stand) -> Vec<(String, i64, i64)> {
     rows.rows().unwrap().map(|row| row.unwrap()).collect()
 }
 
+/// Case: changed query (spark PR#24173).
 /// The state of MIN and of MAX look alike: only the fingerprint tells them apart.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_query_with_min_and_max_swapped_is_refused_with_the_difference() {

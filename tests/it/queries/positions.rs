@@ -1,10 +1,13 @@
 //! Where reading begins and goes on: after a crash, with partitions that are added, and with a topic that is another one.
 
 use std::collections::BTreeMap;
+use std::time::Duration;
 
+use rdkafka::producer::Producer;
 use uuid::Uuid;
 
-use crate::stand::Stand;
+use crate::stand::{Service, Stand};
+use crate::test_topic::{Sent, producer, send};
 
 fn sql(stand: &Stand, options: &str) -> String {
     format!(
@@ -28,7 +31,15 @@ async fn table(stand: &Stand) -> BTreeMap<i32, (i64, i64)> {
     rows.rows::<(i32, i64, i64)>().unwrap().map(|row| row.unwrap()).map(|row| (row.0, (row.1, row.2))).collect()
 }
 
-/// Few records, where being off by one shows.
+/// What became of the offsets, as the service shows it: processed, gaps, lost.
+fn counts(service: &Service) -> [u64; 3] {
+    let status = service.status();
+    let shards = status["board"]["shards"].as_object().unwrap();
+    let count = |of: &str| shards.values().map(|shard| shard["counts"][of].as_u64().unwrap()).sum();
+    [count("processed"), count("gaps"), count("lost")]
+}
+
+/// Case: off by one (arroyo#910, risingwave#5192). Few records, where being off by one shows.
 #[tokio::test(flavor = "multi_thread")]
 async fn one_record_is_one_and_three_are_three_after_a_crash() {
     let (stand, patient) = (Stand::new(1).await, [("CHECKPOINT__QUIET_INTERVAL", "300ms")]);
@@ -50,6 +61,7 @@ async fn one_record_is_one_and_three_are_three_after_a_crash() {
     }
 }
 
+/// Case: new partition (flink-connector-kafka PR#28).
 #[tokio::test(flavor = "multi_thread")]
 async fn a_partition_that_is_added_is_read_from_its_beginning_also_at_latest() {
     let stand = Stand::new(1).await;
@@ -86,6 +98,7 @@ async fn topic_id(stand: &Stand, pipeline: &str) -> Uuid {
     ids[0]
 }
 
+/// Case: topic recreated (quickwit#1602, materialize#20141). With fewer records than before, and with more.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_topic_that_was_made_anew_while_it_was_stopped_is_refused() {
     for (anew, name) in [(3, "fewer"), (30, "more")] {
@@ -124,4 +137,107 @@ async fn a_topic_that_was_made_anew_while_it_was_stopped_is_refused() {
         assert_eq!(stand.offsets().await, [(0, 10)].into(), "{name}");
         service.stop().await;
     }
+}
+
+/// Case: offset out of range (librdkafka#4224). Records were deleted while the service was stopped in front of them: the
+/// partition halts and says so; under `skip` it goes on at the log's start, and the loss is counted for ever.
+#[tokio::test(flavor = "multi_thread")]
+async fn records_that_were_deleted_while_it_was_stopped_halt_the_partition_or_are_counted_as_lost() {
+    let stand = Stand::new(2).await;
+    let quiet = [("CHECKPOINT__QUIET_INTERVAL", "300ms")];
+    stand.topic.fill(0, orders([1; 10])).await;
+    stand.topic.fill(1, orders([5; 10])).await;
+    let service = stand.start_with(&sql(&stand, ""), &quiet);
+    stand.until_committed(&[(0, 10), (1, 10)].into()).await;
+    service.kill();
+    stand.topic.fill(0, orders([1; 90])).await;
+    stand.topic.delete_records(0, 50).await;
+
+    let service = stand.start_with(&sql(&stand, ""), &quiet);
+    service.until("the partition halts", |status| status.to_string().contains("starts at offset 50 by now")).await;
+    let (code, health) = service.get("/healthz").unwrap();
+    let name = format!("{}-0 halts at offset 10", stand.topic.name);
+    for part in [name.as_str(), "40 offsets were deleted", "'on.data.loss' 'skip'", "table `orders`"] {
+        assert!(code == 503 && health.contains(part), "{part:?} in {health}");
+    }
+    // The other partition is none the worse.
+    stand.topic.fill(1, orders([5; 10])).await;
+    stand.until_committed(&[(0, 10), (1, 20)].into()).await;
+    assert_eq!(table(&stand).await, [(0, (10, 10)), (1, (20, 100))].into());
+    service.kill();
+
+    let skip = sql(&stand, "OPTIONS ('on.data.loss' 'skip')");
+    for life in 0..2 {
+        let service = stand.start_with(&skip, &quiet);
+        service.until_each_shard_committed().await;
+        stand.until_committed(&[(0, 100), (1, 20)].into()).await;
+        assert_eq!(table(&stand).await, [(0, (60, 60)), (1, (20, 100))].into(), "life {life}");
+        assert_eq!(counts(&service), [80, 0, 40], "life {life}");
+        if life == 0 {
+            let said = service.said();
+            let loud = said.lines().any(|line| line.contains("ERROR") && line.contains("40 offsets were deleted"));
+            assert!(loud, "{said}");
+            assert!(service.status().to_string().contains("they are lost"), "it is among the events");
+        }
+        service.kill();
+    }
+}
+
+/// Case: gap that is no loss (druid#5404). Markers of transactions and what was aborted are no records, and nobody halts for
+/// them, also when the service stopped inside a hole.
+#[tokio::test(flavor = "multi_thread")]
+async fn offsets_without_records_are_gaps_and_no_loss() {
+    let stand = Stand::new(1).await;
+    let sql = sql(&stand, "");
+    let mut sent = 0;
+    for life in 0..3_i64 {
+        let name = stand.topic.name.clone();
+        tokio::task::spawn_blocking(move || {
+            let patience = Duration::from_secs(60);
+            let producer = producer(&[("transactional.id", &name)]);
+            producer.init_transactions(patience).unwrap();
+            for transaction in 0..6 {
+                producer.begin_transaction().unwrap();
+                for _ in 0..5 {
+                    let value = orders([1]).remove(0);
+                    send(&producer, &name, 0, Sent { key: None, value: Some(value.as_bytes()), headers: None });
+                }
+                producer.flush(patience).unwrap();
+                // The last one of each life is aborted, so the position ends behind a hole.
+                match transaction % 3 {
+                    2 => producer.abort_transaction(patience).unwrap(),
+                    _ => producer.commit_transaction(patience).unwrap(),
+                }
+            }
+        })
+        .await
+        .unwrap();
+        sent += 20;
+        let end = (life + 1) * 6 * 6;
+        let service = stand.start_with(&sql, &[("CHECKPOINT__QUIET_INTERVAL", "300ms")]);
+        service.until_each_shard_committed().await;
+        stand.until_committed(&[(0, end)].into()).await;
+        assert_eq!(table(&stand).await, [(0, (sent, sent))].into());
+        assert_eq!(counts(&service), [sent as u64, (end - sent) as u64, 0]);
+        service.kill();
+    }
+}
+
+/// Case: idle partition (flink PR#14679, numaflow#3399), as far as there is event time. A partition in which nothing comes
+/// holds nothing back, and what comes into it later, as a backlog behind a crash, is counted whole.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_partition_holds_nothing_back_and_loses_nothing() {
+    let stand = Stand::new(3).await;
+    let sql = sql(&stand, "OPTIONS ('max.offsets.per.batch' '50')");
+    let service = stand.start(&sql);
+    stand.topic.fill(0, orders([1; 500])).await;
+    stand.until_committed(&[(0, 500), (1, 0), (2, 0)].into()).await;
+    assert_eq!(table(&stand).await, [(0, (500, 500))].into());
+    stand.topic.fill(1, orders([2; 2_000])).await;
+    service.kill();
+    stand.topic.fill(0, orders([1; 10])).await;
+    let service = stand.start(&sql);
+    stand.until_committed(&[(0, 510), (1, 2_000), (2, 0)].into()).await;
+    assert_eq!(table(&stand).await, [(0, (510, 510)), (1, (2_000, 4_000))].into());
+    service.stop().await;
 }

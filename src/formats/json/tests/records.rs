@@ -44,6 +44,7 @@ fn the_last_of_two_fields_counts() {
     assert_eq!(bad, [r#"column "n": expected BIGINT, found the text "no number""#]);
 }
 
+/// Case: null value (feldera PR#6707).
 #[test]
 fn nothing_null_and_empty_are_three_different_things() {
     bad(&[

@@ -164,6 +164,7 @@ fn an_epoch_is_converted_exactly_from_each_unit_into_each() {
     );
 }
 
+/// Case: epoch unit (risingwave#16097).
 #[test]
 fn an_epoch_in_the_wrong_unit_or_shape_is_bad() {
     let years = |number: &str, unit: &str| {
