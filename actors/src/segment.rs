@@ -2,22 +2,28 @@
 //!
 //! A segment is checked against the checksum in its pointer before anything in it is believed.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, BinaryArray, Int32Array, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Field, Int32Type, Int64Type, Schema};
 use arrow::error::ArrowError;
 use arrow::ipc::reader::StreamReader;
+use arrow::ipc::root_as_message;
 use arrow::ipc::writer::StreamWriter;
 use twox_hash::XxHash3_64;
 use uuid::Uuid;
 
+use crate::child::panic_text;
 use crate::pointer::{SegmentKey, SegmentKind, SegmentRef};
 use crate::ports::DeadLetter;
 use crate::position::PartitionKey;
 
 /// About how large a segment gets before the next one is begun.
 pub const SEGMENT_BYTES: usize = 16 << 20;
+
+/// What begins a message of an Arrow IPC stream, before its length.
+const CONTINUATION: u32 = 0xFFFF_FFFF;
 
 /// Why a segment cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -85,9 +91,48 @@ pub fn decode(reference: &SegmentRef, bytes: &[u8]) -> Result<Vec<RecordBatch>, 
     if found != reference.checksum {
         return Err(corrupt(format!("checksum {found:016x} instead of {:016x}", reference.checksum)));
     }
-    StreamReader::try_new(bytes, None)
-        .and_then(|reader| reader.collect::<Result<Vec<_>, _>>())
-        .map_err(|error| corrupt(error.to_string()))
+    let batches = read(bytes).map_err(&corrupt)?;
+    let rows: u64 = batches.iter().map(|batch| batch.num_rows() as u64).sum();
+    if rows != reference.rows {
+        return Err(corrupt(format!("{rows} rows instead of {}", reference.rows)));
+    }
+    Ok(batches)
+}
+
+/// Reads an Arrow IPC stream that nobody may have written: whatever the bytes are, it ends with rows or a reason.
+fn read(bytes: &[u8]) -> Result<Vec<RecordBatch>, String> {
+    framed(bytes)?;
+    // The reader takes what a message says of its parts for true, and panics where it is not.
+    let batches = catch_unwind(AssertUnwindSafe(|| {
+        StreamReader::try_new(bytes, None).and_then(|reader| reader.collect::<Result<Vec<_>, _>>())
+    }));
+    match batches {
+        Ok(batches) => batches.map_err(|error| error.to_string()),
+        Err(panic) => Err(format!("the bytes are no Arrow IPC stream: {}", panic_text(panic.as_ref()))),
+    }
+}
+
+/// Makes sure that every message is as long as it says. The reader would first make room for that much, and a process that
+/// asks for more memory than there is ends at once.
+fn framed(bytes: &[u8]) -> Result<(), String> {
+    let mut rest = bytes;
+    let word = |bytes: &mut &[u8]| -> Option<u32> {
+        let (word, rest) = bytes.split_first_chunk()?;
+        *bytes = rest;
+        Some(u32::from_le_bytes(*word))
+    };
+    while let Some(first) = word(&mut rest) {
+        let length = if first == CONTINUATION { word(&mut rest) } else { Some(first) };
+        let length = length.ok_or("the length of a message is cut off")? as usize;
+        if length == 0 {
+            break;
+        }
+        let head = rest.get(..length).ok_or_else(|| format!("a message of {length} bytes is cut off"))?;
+        let message = root_as_message(head).map_err(|error| format!("a message cannot be read: {error}"))?;
+        let body = usize::try_from(message.bodyLength()).unwrap_or(usize::MAX);
+        rest = rest[length..].get(body..).ok_or_else(|| format!("the body of a message has not {body} bytes"))?;
+    }
+    Ok(())
 }
 
 /// Dead letters as rows.
@@ -189,6 +234,40 @@ mod tests {
         }
         assert!(reason(&segment.bytes[..10]).contains("10 bytes instead of"));
         assert!(reason(&[]).contains("0 bytes instead of"));
+    }
+
+    /// A checksum that fits says only that these are the bytes that were written.
+    #[test]
+    fn bytes_that_are_no_stream_are_corrupt_whatever_they_say_of_themselves() {
+        let segments = encode(&numbers(100), SegmentKind::DeadLetters, keys()).unwrap();
+        let good = &segments[0];
+        let reason = |bytes: &[u8], rows: u64| {
+            let (length, checksum) = (bytes.len() as u64, checksum(bytes));
+            let reference = SegmentRef { bytes: length, checksum, rows, ..good.reference.clone() };
+            decode(&reference, bytes).unwrap_err().to_string()
+        };
+        assert!(reason(&good.bytes, 99).contains("100 rows instead of 99"));
+        assert!(reason(b"", 0).contains("corrupt"));
+        assert!(reason(b"\xff\xff\xff\xff\xff\xff\xff\x7f", 0).contains("a message of 2147483647 bytes is cut off"));
+        assert!(reason(b"no stream", 0).contains("is cut off"));
+        // A body longer than the memory would end the process, were it believed.
+        let body = numbers(100).get_array_memory_size() as u64;
+        let place = (0..good.bytes.len() - 8).rev().find(|at| {
+            let word = u64::from_le_bytes(good.bytes[*at..at + 8].try_into().unwrap());
+            (800..=body).contains(&word) && {
+                let mut bytes = good.bytes.clone();
+                bytes[*at..at + 8].copy_from_slice(&(i64::MAX / 2).to_le_bytes());
+                reason(&bytes, 100).contains("the body of a message has not")
+            }
+        });
+        assert!(place.is_some(), "the length of the body is somewhere in the head");
+        for at in 0..good.bytes.len() {
+            let mut bytes = good.bytes.clone();
+            bytes[at] ^= 0x41;
+            let reference = SegmentRef { checksum: checksum(&bytes), ..good.reference.clone() };
+            // Either is right; that it comes back is what counts.
+            let _ = decode(&reference, &bytes);
+        }
     }
 
     #[test]

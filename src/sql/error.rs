@@ -8,6 +8,8 @@ use datafusion::error::DataFusionError;
 use datafusion::sql::sqlparser::dialect::GenericDialect;
 use datafusion::sql::sqlparser::tokenizer::{Location, Span, Token, TokenWithSpan, Tokenizer};
 
+use super::depth;
+
 /// A place in the text of the statements; both numbers start at 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Place {
@@ -123,6 +125,11 @@ impl Text {
     pub(super) fn new(sql: &str) -> Self {
         let tokens = Tokenizer::new(&GenericDialect {}, sql).tokenize_with_location().unwrap_or_default();
         Self { tokens }
+    }
+
+    /// Refuses what nests too deep for those who read it after this.
+    pub(super) fn check_depth(&self) -> Result<(), SqlError> {
+        depth::check(&self.tokens)
     }
 
     /// The first place of a word outside strings and comments at or after another place, whatever its case.

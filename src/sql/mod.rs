@@ -7,6 +7,7 @@
 mod aggregation;
 mod bisect;
 mod decode;
+mod depth;
 mod error;
 mod fingerprint;
 mod key;

@@ -17,6 +17,7 @@ use datafusion::optimizer::simplify_expressions::SimplifyExpressions;
 use datafusion::optimizer::{Optimizer, OptimizerContext};
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_expr::expressions::Column;
+use strandline_actors::child::panic_text;
 use strandline_actors::pointer::ShardId;
 use strandline_actors::ports::{KeyedOperator, Query, SourceStage};
 use strandline_actors::position::SourcePartition;
@@ -35,6 +36,9 @@ use super::shape::{Shape, refuse_unstable};
 use super::stage::{BatchStage, Origin, Route, Rule, StagePlan};
 use super::statements::{self, InsertInto, SourceTable, Statements};
 use crate::catalog::{KafkaTopic, SinkTable};
+
+/// The stack on which statements are planned.
+const STACK: usize = 128 << 20;
 
 /// A checked pipeline.
 #[derive(Clone, Debug)]
@@ -59,10 +63,28 @@ enum Second {
     PassThrough(Option<Arc<SinkKey>>),
 }
 
-/// Checks the statements and makes a plan of them.
+/// Checks the statements and makes a plan of them. Whatever the text is, it ends with a plan or an error.
 pub fn plan(sql: &str) -> Result<Plan, SqlError> {
     let text = Text::new(sql);
-    let statements = statements::read(sql, &text)?;
+    text.check_depth()?;
+    // On a stack that is large enough for the deepest text that is let through, in every build.
+    let planner = std::thread::Builder::new().name("planner".into()).stack_size(STACK);
+    std::thread::scope(|scope| {
+        let planning = planner.spawn_scoped(scope, || plan_text(sql, &text));
+        let planning =
+            planning.map_err(|error| SqlError::new(format!("the system gives no thread to plan on: {error}")))?;
+        planning.join().unwrap_or_else(|panic| {
+            Err(SqlError::new(format!(
+                "the planner failed, which is its fault and not that of the statements: {}. Write them otherwise, and \
+                 report them",
+                panic_text(panic.as_ref())
+            )))
+        })
+    })
+}
+
+fn plan_text(sql: &str, text: &Text) -> Result<Plan, SqlError> {
+    let statements = statements::read(sql, text)?;
     let insert = match statements.inserts.as_slice() {
         [insert] => insert,
         [] => {
@@ -236,8 +258,10 @@ impl Builder<'_> {
         used.extend(required.map(|(column, _)| column));
         let all = DFSchema::try_from(scanned.clone())?;
         for rule in &self.source.options.rules {
-            let expr = self.state.create_logical_expr(&rule.condition, &all);
-            let expr = expr.map_err(|error| self.rule_error(&rule.name, SqlError::from(error), rule.place))?;
+            let expr = Text::new(&rule.condition)
+                .check_depth()
+                .and_then(|()| Ok(self.state.create_logical_expr(&rule.condition, &all)?));
+            let expr = expr.map_err(|error| self.rule_error(&rule.name, error, rule.place))?;
             for column in expr.column_refs() {
                 used.insert(scanned.index_of(&column.name).map_err(DataFusionError::from)?);
             }

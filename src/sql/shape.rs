@@ -8,6 +8,7 @@ use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::common::{Column, TableReference};
 use datafusion::logical_expr::{Aggregate, Expr, LogicalPlan, Volatility, WriteOp};
 
+use super::depth;
 use super::error::SqlError;
 
 /// A query without its names.
@@ -148,14 +149,19 @@ impl Shape {
 /// Puts what the input's columns stand for into an expression, and leaves its aliases out.
 fn inline(expr: &Expr, input: &LogicalPlan, below: &[Expr]) -> Result<Expr, SqlError> {
     let schema = input.schema();
+    let mut parts = 0;
     let inlined = expr.clone().transform_up(|expr| match expr {
         Expr::Column(column) => {
             let index = schema.index_of_column(&column)?;
+            // Each view may name a column of the one below twice: what is put together can grow without bound.
+            parts += depth::size(&below[index])?;
+            depth::check_size(parts)?;
             Ok(Transformed::yes(below[index].clone()))
         }
         Expr::Alias(alias) => Ok(Transformed::yes(*alias.expr)),
         other => Ok(Transformed::no(other)),
     })?;
+    depth::check_expr(&inlined.data)?;
     refuse_unstable(&inlined.data)?;
     Ok(inlined.data)
 }

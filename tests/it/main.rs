@@ -10,6 +10,7 @@ mod cli;
 mod dead_letters;
 mod documents;
 mod end_to_end;
+mod fuzz;
 mod kafka_source;
 mod kill_points;
 mod local_store;

@@ -4,6 +4,7 @@
 
 mod aggregates;
 mod checkpoints;
+mod depth;
 mod documentation;
 mod fingerprints;
 mod harness;

@@ -1,0 +1,6 @@
+#![no_main]
+
+libfuzzer_sys::fuzz_target!(|data: &[u8]| {
+    strandline_fuzz::quiet();
+    strandline_fuzz::sql(data);
+});

@@ -1,0 +1,5 @@
+CREATE EXTERNAL TABLE o (k VARCHAR, v BIGINT, l STRUCT<a DOUBLE, b VARCHAR>[]) STORED AS JSON LOCATION 'kafka://o';
+CREATE EXTERNAL TABLE r (p INT, k VARCHAR, v DOUBLE) STORED AS TABLE LOCATION 'console://' OPTIONS ('console.format' 'json');
+CREATE VIEW w AS SELECT k AS x, v, l FROM o WHERE v BETWEEN 1 AND 10 OR k LIKE 'a%';
+INSERT INTO r (p, k, v) WITH q AS (SELECT * FROM w) SELECT 1, CASE WHEN x IN ('a', 'b') THEN upper(x) ELSE x || '-' END,
+  l[1]['a'] * -v FROM q;
