@@ -7,7 +7,7 @@ use std::time::Duration;
 use rdkafka::producer::Producer;
 use scylla::client::session::Session;
 
-use crate::stand::{PIPELINE, Stand, until};
+use crate::stand::{Stand, until};
 use crate::test_topic::{Sent, TestTopic, producer, send};
 
 /// More payload than one batch may hold by default.
@@ -17,10 +17,20 @@ const LARGE: usize = 5 << 20;
 async fn letters(session: &Session, stand: &Stand) -> Vec<(i64, String, Option<i64>, Option<Vec<u8>>)> {
     let read = format!(
         "SELECT offset, reason, value_bytes, value FROM {}.dead_letters
-         WHERE pipeline = '{PIPELINE}' AND topic = '{}' AND partition = 0",
-        stand.keyspace, stand.topic.name
+         WHERE pipeline = '{}' AND topic = '{}' AND partition = 0",
+        stand.keyspace, stand.pipeline, stand.topic.name
     );
     let rows = session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
+    rows.rows().unwrap().map(|row| row.unwrap()).collect()
+}
+
+/// The sizes of the pipeline's segments, and in how many chunks they are.
+async fn segments(stand: &Stand) -> Vec<(i64, i32)> {
+    let read = format!(
+        "SELECT bytes, chunks FROM {}.segment_index WHERE pipeline = '{}' ALLOW FILTERING",
+        stand.keyspace, stand.pipeline
+    );
+    let rows = stand.session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
     rows.rows().unwrap().map(|row| row.unwrap()).collect()
 }
 
@@ -86,16 +96,16 @@ async fn values_that_are_meant_to_harm_are_set_aside_one_by_one() {
         "CREATE EXTERNAL TABLE hostile (a VARCHAR, n BIGINT, d DOUBLE, m DECIMAL(5, 2), t TIMESTAMP(3)) STORED AS JSON
            LOCATION 'kafka://{}' OPTIONS ('json.timestamp.unit' 'millis');
          CREATE EXTERNAL TABLE result (a VARCHAR, n BIGINT, m DECIMAL(15, 2), d DOUBLE, t TIMESTAMP(3), PRIMARY KEY (a))
-           STORED AS CQL LOCATION 'cassandra://{}/result' OPTIONS ('sink.create' 'true', 'sink.null.key' '-');
+           STORED AS CQL LOCATION 'cassandra://{}/{}' OPTIONS ('sink.create' 'true', 'sink.null.key' '-');
          INSERT INTO result SELECT a, sum(n), sum(m), max(d), max(t) FROM hostile GROUP BY a",
-        stand.topic.name, stand.keyspace
+        stand.topic.name, stand.keyspace, stand.table
     );
     let count = hostile.len() as i64;
     for _ in 0..2 {
         let service = stand.start(&sql);
         service.until_each_shard_committed().await;
         stand.until_committed(&[(0, 2 * count)].into()).await;
-        let read = format!("SELECT a, n FROM {}.result", stand.keyspace);
+        let read = format!("SELECT a, n FROM {}.{}", stand.keyspace, stand.table);
         let rows = stand.session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
         let rows: Vec<(String, i64)> = rows.rows().unwrap().map(|row| row.unwrap()).collect();
         assert_eq!(rows, [("x".to_owned(), count)]);
@@ -108,7 +118,6 @@ async fn values_that_are_meant_to_harm_are_set_aside_one_by_one() {
         assert!(!service.said().contains("panic"), "{}", service.said());
         service.kill();
     }
-    stand.drop().await;
 }
 
 /// A record larger than a batch may be is a batch of its own, whether it is good or bad.
@@ -125,16 +134,16 @@ async fn a_record_larger_than_a_batch_is_processed_and_one_that_is_bad_is_cut() 
     let sql = format!(
         "CREATE EXTERNAL TABLE large (k VARCHAR, v VARCHAR) STORED AS JSON LOCATION 'kafka://{}';
          CREATE EXTERNAL TABLE result (k VARCHAR, n BIGINT, v VARCHAR, length BIGINT, PRIMARY KEY (k)) STORED AS CQL
-           LOCATION 'cassandra://{}/result' OPTIONS ('sink.create' 'true');
+           LOCATION 'cassandra://{}/{}' OPTIONS ('sink.create' 'true');
          INSERT INTO result SELECT k, count(*), min(v), max(char_length(v)) FROM large GROUP BY k",
-        stand.topic.name, stand.keyspace
+        stand.topic.name, stand.keyspace, stand.table
     );
     for _ in 0..2 {
         // No more than one such record at a time may be under way.
         let service = stand.start_with(&sql, &[("IN_FLIGHT__BYTES", "1MB"), ("CHECKPOINT__PENDING_BYTES", "1MB")]);
         service.until_each_shard_committed().await;
         stand.until_committed(&[(0, 5)].into()).await;
-        let read = format!("SELECT k, n, v, length FROM {}.result", stand.keyspace);
+        let read = format!("SELECT k, n, v, length FROM {}.{}", stand.keyspace, stand.table);
         let rows = stand.session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
         let rows = rows.rows::<(String, i64, String, i64)>().unwrap().map(|row| row.unwrap());
         let rows: BTreeMap<String, (i64, String, i64)> = rows.map(|(k, n, v, length)| (k, (n, v, length))).collect();
@@ -150,7 +159,6 @@ async fn a_record_larger_than_a_batch_is_processed_and_one_that_is_bad_is_cut() 
         assert!(value.len() == 4 << 20 && bad.as_bytes().starts_with(value), "{} bytes are kept", value.len());
         service.kill();
     }
-    stand.drop().await;
 }
 
 /// All that one key keeps is one row of state, larger than a segment is meant to be: it is stored and read back all the same.
@@ -162,12 +170,12 @@ async fn tens_of_megabytes_of_state_of_one_key_survive_a_crash() {
     let sql = format!(
         "CREATE EXTERNAL TABLE values_ (k VARCHAR, v VARCHAR) STORED AS JSON LOCATION 'kafka://{}';
          CREATE EXTERNAL TABLE result (k VARCHAR, n BIGINT, different BIGINT, PRIMARY KEY (k)) STORED AS CQL
-           LOCATION 'cassandra://{}/result' OPTIONS ('sink.create' 'true');
+           LOCATION 'cassandra://{}/{}' OPTIONS ('sink.create' 'true');
          INSERT INTO result SELECT k, count(*), count(DISTINCT v) FROM values_ GROUP BY k",
-        stand.topic.name, stand.keyspace
+        stand.topic.name, stand.keyspace, stand.table
     );
     let row = async || {
-        let read = format!("SELECT n, different FROM {}.result WHERE k = 'one'", stand.keyspace);
+        let read = format!("SELECT n, different FROM {}.{} WHERE k = 'one'", stand.keyspace, stand.table);
         let rows = stand.session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
         rows.single_row::<(i64, i64)>().unwrap()
     };
@@ -177,9 +185,7 @@ async fn tens_of_megabytes_of_state_of_one_key_survive_a_crash() {
     let service = stand.start_with(&sql, &seldom);
     stand.until_committed(&[(0, VALUES)].into()).await;
     assert_eq!(row().await, (VALUES, VALUES));
-    let largest = format!("SELECT max(bytes) FROM {}.segment_index", stand.keyspace);
-    let rows = stand.session.query_unpaged(largest, ()).await.unwrap().into_rows_result().unwrap();
-    let (bytes,) = rows.single_row::<(i64,)>().unwrap();
+    let bytes = segments(&stand).await.into_iter().map(|(bytes, _)| bytes).max().unwrap();
     assert!(bytes > VALUES * 10_000, "the state is one segment of {bytes} bytes");
     service.kill();
     // The same values again, and one that is new.
@@ -188,7 +194,6 @@ async fn tens_of_megabytes_of_state_of_one_key_survive_a_crash() {
     stand.until_committed(&[(0, 2 * VALUES + 1)].into()).await;
     assert_eq!(row().await, (2 * VALUES + 1, VALUES + 1));
     service.stop().await;
-    stand.drop().await;
 }
 
 /// Case: big state (hmda-platform#2194).
@@ -201,9 +206,9 @@ async fn half_a_million_keys_changed_in_one_checkpoint_are_stored_in_pieces() {
     let sql = format!(
         "CREATE EXTERNAL TABLE keys (k VARCHAR, v BIGINT) STORED AS JSON LOCATION 'kafka://{}';
          CREATE EXTERNAL TABLE result (k VARCHAR, n BIGINT, total BIGINT, PRIMARY KEY (k)) STORED AS CQL
-           LOCATION 'cassandra://{}/result' OPTIONS ('sink.create' 'true');
+           LOCATION 'cassandra://{}/{}' OPTIONS ('sink.create' 'true');
          INSERT INTO result SELECT k, count(*), sum(v) FROM keys GROUP BY k HAVING max(v) % 1000 = 0",
-        stand.topic.name, stand.keyspace
+        stand.topic.name, stand.keyspace, stand.table
     );
     let key = |number: i64| format!("a key that takes some room in its segment, number {number:08}");
     let at_once = [
@@ -232,7 +237,7 @@ async fn half_a_million_keys_changed_in_one_checkpoint_are_stored_in_pieces() {
         println!("life {life}: the last checkpoint took {:?}", begun.elapsed());
         assert_eq!(checkpoints, 0, "everything is in the last one");
         assert_eq!(stand.offsets().await, [(0, life * KEYS / 2), (1, life * KEYS / 2)].into());
-        let read = format!("SELECT k, n, total FROM {}.result", stand.keyspace);
+        let read = format!("SELECT k, n, total FROM {}.{}", stand.keyspace, stand.table);
         let rows = stand.session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
         let rows: BTreeMap<String, (i64, i64)> = rows
             .rows::<(String, i64, i64)>()
@@ -243,12 +248,9 @@ async fn half_a_million_keys_changed_in_one_checkpoint_are_stored_in_pieces() {
         let wanted = (0..KEYS).step_by(1000).map(|number| (key(number), (life, life * number))).collect();
         assert_eq!(rows, wanted);
     }
-    let segments = format!("SELECT bytes, chunks FROM {}.segment_index", stand.keyspace);
-    let rows = stand.session.query_unpaged(segments, ()).await.unwrap().into_rows_result().unwrap();
-    let segments: Vec<(i64, i32)> = rows.rows().unwrap().map(|row| row.unwrap()).collect();
+    let segments = segments(&stand).await;
     assert!(segments.iter().filter(|(bytes, _)| *bytes > 4 << 20).count() > 1, "{segments:?}");
     for (bytes, chunks) in segments {
         assert!(bytes < 32 << 20 && bytes <= i64::from(chunks) * (256 << 10), "{bytes} bytes in {chunks} chunks");
     }
-    stand.drop().await;
 }

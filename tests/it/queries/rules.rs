@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use super::*;
-use crate::stand::PIPELINE;
 
 const RULES: &str = "'rule.amount' 'amount >= 0', 'rule.item' 'item IS NULL OR char_length(item) < 6', \
     'rule.even' '_partition <> 1 OR _offset % 7 <> 3'";
@@ -110,8 +109,8 @@ async fn records_that_break_a_rule_are_set_aside_and_the_rest_equals_the_batch_e
     for partition in 0..3 {
         let read = format!(
             "SELECT offset, reason, value FROM {}.dead_letters
-             WHERE pipeline = '{PIPELINE}' AND topic = '{}' AND partition = {partition}",
-            stand.keyspace, stand.topic.name
+             WHERE pipeline = '{}' AND topic = '{}' AND partition = {partition}",
+            stand.keyspace, stand.pipeline, stand.topic.name
         );
         let rows = stand.session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
         for row in rows.rows::<(i64, String, Vec<u8>)>().unwrap() {
@@ -120,5 +119,4 @@ async fn records_that_break_a_rule_are_set_aside_and_the_rest_equals_the_batch_e
         }
     }
     assert_eq!(found, letters);
-    stand.drop().await;
 }
