@@ -84,7 +84,7 @@ impl Topic {
             random ^= random << 13;
             random ^= random >> 7;
             random ^= random << 17;
-            let user = if self.hot && random % 2 == 0 { 0 } else { (random >> 8) % self.users };
+            let user = if self.hot && random.is_multiple_of(2) { 0 } else { (random >> 8) % self.users };
             let (item, cents, qty) = ((random >> 20) % 1_000, (random >> 30) % 100_000, 1 + (random >> 50) % 5);
             // Two hours with up to five seconds of disorder.
             let milli = number * 7_200_000 / records + 5_000 - (random >> 40) % 5_000;
