@@ -64,8 +64,8 @@ async fn a_long_checkpoint_interval_does_not_stop_the_sources() {
     let service = stand.start_with(&sql, &[("CHECKPOINT__INTERVAL", "1h"), ("CHECKPOINT__QUIET_INTERVAL", "2h")]);
     service
         .until("everything is read", |status| {
-            let partitions = status["board"]["partitions"].as_object();
-            partitions.is_some_and(|all| all.values().any(|partition| partition["position"].as_i64() == Some(RECORDS)))
+            let partitions = status["board"]["partitions"].as_array();
+            partitions.is_some_and(|all| all.iter().any(|partition| partition["position"].as_i64() == Some(RECORDS)))
         })
         .await;
     service.stop().await;
