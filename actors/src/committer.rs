@@ -165,7 +165,7 @@ impl Handler<Claim> for OffsetCommitter {
     fn handle(&mut self, message: Claim, _: &mut Self::Context) -> Self::Result {
         let Claim { shard, incarnation } = message;
         let slot = self.slots.entry(shard).or_default();
-        let emptied = !flaw!(NoClaim) && !flaw!(Renumbered);
+        let emptied = !flaw!(NoClaim | Renumbered);
         if let Some(running) = slot.running.take().filter(|_| emptied) {
             running.abort();
         }
@@ -222,7 +222,7 @@ impl Handler<Checkpoint> for OffsetCommitter {
         let slot = self.slots.entry(shard).or_default();
         let fits = slot.incarnation == message.incarnation && slot.running.is_none();
         // Taken out: if this commit fails, there is nothing that a later one could build on.
-        let based = |pointer: &Pointer| pointer.base() == message.base || flaw!(NoClaim) || flaw!(Renumbered);
+        let based = |pointer: &Pointer| pointer.base() == message.base || flaw!(NoClaim | Renumbered);
         let pointer = slot.pointer.take_if(|pointer| fits && based(pointer));
         let Some(pointer) = pointer else {
             let why = format!("a checkpoint of shard {shard} does not continue what is committed; it is discarded");
@@ -368,8 +368,10 @@ async fn claim(env: Arc<Env>, shard: ShardId, known: bool) -> Result<Pointer, Ca
             content: current.as_ref().map_or_else(fresh, |pointer| pointer.content.clone()),
             kept: current.as_ref().map_or_else(Vec::new, |pointer| pointer.kept.clone()),
         };
-        if let Some(pointer) = current.clone().filter(|_| flaw!(NoClaim) || flaw!(KeyedByEpoch)) {
-            break pointer;
+        if flaw!(NoClaim | KeyedByEpoch)
+            && let Some(pointer) = &current
+        {
+            break pointer.clone();
         }
         if flaw!(OutputRestamped) {
             (next.content.outbox.epoch, next.content.outbox.timestamp) = (next.epoch, next.timestamp);

@@ -20,9 +20,7 @@ pub enum Decision {
 pub fn decide(expected: Offset, range: Range) -> Decision {
     if range.from == expected || flaw!(NoVectorCheck) {
         Decision::Accept
-    } else if range.until <= expected {
-        Decision::Replay
-    } else if flaw!(StraddleDropped) && range.from < expected {
+    } else if range.until <= expected || (flaw!(StraddleDropped) && range.from < expected) {
         Decision::Replay
     } else {
         Decision::Gap

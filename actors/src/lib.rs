@@ -17,16 +17,16 @@
 //!
 //! This crate knows nothing of Kafka, Cassandra or SQL: it reaches them through [`ports`].
 
-/// Whether a test has switched this deliberate fault on. In a service it is `false`, and what it guards is not there.
+/// Whether a test has switched one of these deliberate faults on. In a service it is `false`, and what it guards is not there.
 #[cfg(feature = "simulation")]
 macro_rules! flaw {
-    ($flaw:ident) => {
-        $crate::flaws::on($crate::flaws::Flaw::$flaw)
+    ($($flaw:ident)|+) => {
+        ($($crate::flaws::on($crate::flaws::Flaw::$flaw))||+)
     };
 }
 #[cfg(not(feature = "simulation"))]
 macro_rules! flaw {
-    ($flaw:ident) => {
+    ($($flaw:ident)|+) => {
         false
     };
 }
