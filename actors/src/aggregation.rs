@@ -17,13 +17,15 @@ use crate::committer::{OffsetCommitter, Unreadable, read_segment};
 use crate::credit::Credit;
 use crate::env::Env;
 use crate::lane::{self, Decision};
+#[cfg(feature = "simulation")]
+use crate::message::IdleBeside;
 use crate::message::{
-    Checkpoint, Claim, Crash, FallBack, Flush, Incarnation, LaneBatch, LaneReply, Register, Registered,
+    Checkpoint, Claim, Crash, Expect, FallBack, Flush, Incarnation, LaneBatch, LaneReply, Register, Registered,
 };
 use crate::pointer::{Attempt, Base, Pointer, SegmentKind, ShardId};
 use crate::points::{self, Point};
 use crate::ports::{DeadLetter, KeyedOperator, StageError, StateDelta};
-use crate::position::{Counts, PartitionKey, Position, Vector, Watermark};
+use crate::position::{Counts, Offset, PartitionKey, Position, Vector, Watermark};
 
 /// How many times the bound of pending rows changes of the state may take before they hold back the sources.
 const CHANGES: usize = 8;
@@ -45,6 +47,10 @@ pub(crate) struct AggregationActor {
     vector: Vector,
     /// The valid incarnation of each partition.
     registered: HashMap<PartitionKey, Incarnation>,
+    /// The partitions that exist, with their stored starts.
+    expected: Vec<(PartitionKey, Offset)>,
+    /// The highest watermark that the operator was told.
+    watermark: Watermark,
     /// Partitions that asked before the shard was loaded.
     asking: Vec<(Register, oneshot::Sender<Registered>)>,
     dead_letters: Vec<DeadLetter>,
@@ -70,6 +76,7 @@ impl AggregationActor {
         shard: ShardId,
         incarnation: Incarnation,
         committer: actix::Addr<OffsetCommitter>,
+        expected: Vec<(PartitionKey, Offset)>,
         exit: Exit,
     ) -> Self {
         let operator = env.pipeline.query.operator(shard);
@@ -83,6 +90,8 @@ impl AggregationActor {
             base: None,
             vector: Vector::default(),
             registered: HashMap::new(),
+            expected,
+            watermark: None,
             asking: Vec::new(),
             dead_letters: Vec::new(),
             dead_letter_bytes: 0,
@@ -107,6 +116,11 @@ impl AggregationActor {
         self.operator.restore(state)?;
         self.base = Some(pointer.base());
         self.vector = pointer.content.vector.clone();
+        if flaw!(WatermarkNotRestored) {
+            self.vector.0.values_mut().for_each(|position| position.watermark = None);
+        }
+        self.expect();
+        self.watermark = self.vector.watermark();
         self.show();
         for (register, answer) in std::mem::take(&mut self.asking) {
             let registered = self.register(&register);
@@ -124,18 +138,20 @@ impl AggregationActor {
         Registered { shard: self.incarnation, position }
     }
 
-    fn watermark(&self) -> Watermark {
-        let mut lowest = None;
-        for position in self.vector.0.values() {
-            let watermark = position.watermark?;
-            lowest = Some(lowest.map_or(watermark, |low: i64| low.min(watermark)));
+    /// Gives every partition that exists a position. One of which nothing was read yet holds back the shard's watermark.
+    fn expect(&mut self) {
+        if flaw!(PartitionsNotExpected) {
+            return;
         }
-        lowest
+        for (partition, start) in &self.expected {
+            self.vector.0.entry(*partition).or_insert_with(|| Position::start(*start));
+        }
     }
 
-    fn take(&mut self, batch: LaneBatch) -> Result<LaneReply, StageError> {
+    fn take(&mut self, batch: LaneBatch, ctx: &mut Context<Self>) -> Result<LaneReply, StageError> {
         let current = self.registered.get(&batch.partition) == Some(&batch.incarnation);
-        if batch.shard_incarnation != self.incarnation || !current {
+        let current = current && batch.shard_incarnation == self.incarnation;
+        if !current && !flaw!(NoVectorCheck) {
             return Ok(LaneReply::Ignored);
         }
         let Some(position) = self.vector.0.get_mut(&batch.partition) else { return Ok(LaneReply::Ignored) };
@@ -149,20 +165,35 @@ impl AggregationActor {
             }
             Decision::Gap => return Ok(LaneReply::Gap { expected: position.next }),
         }
-        self.moved |= position.next != batch.range.until || position.watermark != batch.watermark;
+        let before = (position.next, position.watermark, position.idle);
+        invariant!(batch.range.until >= position.next, "a vector never goes back");
+        invariant!(batch.watermark >= position.watermark, "a watermark never goes back");
         position.next = batch.range.until;
         position.watermark = batch.watermark.max(position.watermark);
+        position.idle = batch.idle;
+        self.moved |= before != (position.next, position.watermark, position.idle);
         position.counts.add(&batch.rows.counts);
         self.rows_changed |= !batch.rows.rows.is_empty() || !batch.rows.dead_letters.is_empty();
         let letters = !batch.rows.dead_letters.is_empty();
         self.dead_letter_bytes += batch.rows.dead_letters.iter().map(DeadLetter::bytes).sum::<usize>();
         self.dead_letters.extend(batch.rows.dead_letters);
-        if !batch.rows.rows.is_empty() {
-            let rows: usize = batch.rows.rows.iter().map(|rows| rows.num_rows()).sum();
-            let watermark = self.watermark();
-            self.operator.apply(batch.rows.rows, watermark)?;
-            points::reach(Point::Aggregated);
-            self.env.board.shard(self.shard, |status| status.rows += rows as u64);
+        let watermark = self.vector.watermark().max(self.watermark);
+        let risen = watermark > std::mem::replace(&mut self.watermark, watermark);
+        self.rows_changed |= risen;
+        if risen || !batch.rows.rows.is_empty() {
+            let mut rows = batch.rows.rows;
+            let count: usize = rows.iter().map(|rows| rows.num_rows()).sum();
+            if flaw!(CheckpointInBatch) && count > 1 && self.due() {
+                let half = rows[0].num_rows() / 2;
+                self.operator.apply(vec![rows[0].slice(0, half)], watermark)?;
+                rows[0] = rows[0].slice(half, rows[0].num_rows() - half);
+                self.checkpoint(ctx);
+            }
+            self.operator.apply(rows, watermark)?;
+            if count > 0 {
+                points::reach(Point::Aggregated);
+            }
+            self.env.board.shard(self.shard, |status| status.rows += count as u64);
         }
         let bound = self.env.pipeline.tuning.pending_bytes.saturating_mul(CHANGES);
         if letters || self.operator.pending_bytes() > 0 || self.operator.changed_bytes() > bound {
@@ -183,7 +214,7 @@ impl AggregationActor {
         let tuning = &self.env.pipeline.tuning;
         (self.rows_changed && self.interval_over)
             // Also when nothing has changed: so a process that lost its shards learns of it.
-            || since >= tuning.quiet_interval
+            || (since >= tuning.quiet_interval && (self.moved || !flaw!(QuietShardsSilent)))
             || self.operator.pending_bytes() + self.dead_letter_bytes >= tuning.pending_bytes
             // The sources would soon stand still until the interval is over.
             || self.held_share >= EARLY
@@ -209,12 +240,17 @@ impl AggregationActor {
         };
         let attempt = Attempt::fresh();
         let next = Base { epoch: base.epoch.next(), attempt };
+        let mut vector = self.vector.clone();
+        let error = i64::from(flaw!(OffsetTooHigh)) - i64::from(flaw!(OffsetTooLow));
+        if error != 0 {
+            vector.0.values_mut().filter(|position| position.next.0 > 0).for_each(|position| position.next.0 += error);
+        }
         let checkpoint = Checkpoint {
             shard: self.shard,
             incarnation: self.incarnation,
             base,
             attempt,
-            vector: self.vector.clone(),
+            vector,
             state: changed.state,
             output: changed.output,
             dead_letters: std::mem::take(&mut self.dead_letters),
@@ -235,6 +271,7 @@ impl AggregationActor {
                     actor.base = Some(next);
                     actor.checkpoint(ctx);
                 }
+                Ok(Err(Cause::Failed(_))) if flaw!(LaterCheckpointKept) => actor.checkpoint(ctx),
                 Ok(Err(cause)) => actor.fail(ctx, cause),
                 // The committer died. The supervisor starts every shard again, this one too.
                 Err(_) => {
@@ -257,7 +294,7 @@ impl AggregationActor {
         for position in self.vector.0.values() {
             counts.add(&position.counts);
         }
-        let (keys, bytes, watermark) = (self.operator.keys(), self.operator.bytes(), self.watermark());
+        let (keys, bytes, watermark) = (self.operator.keys(), self.operator.bytes(), self.vector.watermark());
         self.env.board.shard(self.shard, |status| {
             status.keys = keys;
             status.bytes = bytes;
@@ -313,13 +350,35 @@ impl Handler<Register> for AggregationActor {
     }
 }
 
+impl Handler<Expect> for AggregationActor {
+    type Result = ();
+
+    fn handle(&mut self, Expect(partitions): Expect, _: &mut Self::Context) {
+        self.expected = partitions;
+        if self.base.is_some() {
+            self.expect();
+        }
+    }
+}
+
+#[cfg(feature = "simulation")]
+impl Handler<IdleBeside> for AggregationActor {
+    type Result = ();
+
+    fn handle(&mut self, IdleBeside(partition): IdleBeside, _: &mut Self::Context) {
+        if let Some(position) = self.vector.0.get_mut(&partition) {
+            position.idle = true;
+        }
+    }
+}
+
 impl Handler<LaneBatch> for AggregationActor {
     type Result = LaneReply;
 
     fn handle(&mut self, message: LaneBatch, ctx: &mut Self::Context) -> Self::Result {
         let span = tracing::info_span!(parent: &message.span, "merge", shard = self.shard, range = %message.range);
         self.env.board.shard(self.shard, |status| status.busy = Some(Instant::now()));
-        let taken = span.in_scope(|| self.take(message));
+        let taken = span.in_scope(|| self.take(message, ctx));
         self.env.board.shard(self.shard, |status| status.busy = None);
         match taken {
             Ok(reply) => {
@@ -328,6 +387,7 @@ impl Handler<LaneBatch> for AggregationActor {
                 }
                 reply
             }
+            Err(StageError::Failed(_)) if flaw!(HalfRangeKept) => LaneReply::Done,
             Err(error) => {
                 // The operator may have taken half of the range: only a reload is safe.
                 self.fail(ctx, error.into());
@@ -373,6 +433,12 @@ async fn load(
     let mut pointer = *claimed?;
     loop {
         let why = match read_state(&env, &pointer).await {
+            #[cfg(feature = "simulation")]
+            Ok(mut state) if flaw!(DroppedAttemptsRead) => {
+                let dropped = crate::flaws::dropped_attempts(&env, &pointer, &state).await;
+                state.extend(dropped);
+                return Ok((pointer, state));
+            }
             Ok(state) => return Ok((pointer, state)),
             Err(Unreadable::Other(cause)) => return Err(cause),
             Err(Unreadable::Corrupt(why)) => why,

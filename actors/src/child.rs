@@ -69,6 +69,15 @@ pub struct Child<A: Actor> {
 impl<A: Actor> Child<A> {
     /// Ends the actor without asking it. What it was doing is dropped at its next await.
     pub fn abort(&self) {
+        #[cfg(feature = "simulation")]
+        if let Some(busy) = crate::busy::thread() {
+            let abort = self.abort.clone();
+            actix_rt::spawn(async move {
+                tokio::time::sleep(busy).await;
+                abort.abort();
+            });
+            return;
+        }
         self.abort.abort();
     }
 
@@ -92,7 +101,10 @@ where
     arbiter.spawn_fn(move || {
         let exit = Exit::default();
         let context = Context::with_receiver(receiver);
-        let life = actix_rt::spawn(Abortable::new(context.into_future(make(exit.clone())), registration));
+        let life = Abortable::new(context.into_future(make(exit.clone())), registration);
+        #[cfg(feature = "simulation")]
+        let life = crate::busy::before(life);
+        let life = actix_rt::spawn(life);
         actix_rt::spawn(async move {
             died(match life.await {
                 Ok(Ok(()) | Err(_)) => exit.take(),

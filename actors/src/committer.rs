@@ -122,7 +122,8 @@ impl OffsetCommitter {
             timestamp = timestamp.max(pointer.timestamp);
             for (key, position) in &pointer.content.vector.0 {
                 let (offset, shards) = lowest.entry(*key).or_insert((position.next, 0));
-                *offset = (*offset).min(position.next);
+                let (low, high) = ((*offset).min(position.next), (*offset).max(position.next));
+                *offset = if flaw!(HighestOffsets) { high } else { low };
                 *shards += 1;
             }
         }
@@ -164,7 +165,8 @@ impl Handler<Claim> for OffsetCommitter {
     fn handle(&mut self, message: Claim, _: &mut Self::Context) -> Self::Result {
         let Claim { shard, incarnation } = message;
         let slot = self.slots.entry(shard).or_default();
-        if let Some(running) = slot.running.take() {
+        let emptied = !flaw!(NoClaim | Renumbered);
+        if let Some(running) = slot.running.take().filter(|_| emptied) {
             running.abort();
         }
         let (abort, registration) = AbortHandle::new_pair();
@@ -220,11 +222,13 @@ impl Handler<Checkpoint> for OffsetCommitter {
         let slot = self.slots.entry(shard).or_default();
         let fits = slot.incarnation == message.incarnation && slot.running.is_none();
         // Taken out: if this commit fails, there is nothing that a later one could build on.
-        let pointer = slot.pointer.take_if(|pointer| fits && pointer.base() == message.base);
+        let based = |pointer: &Pointer| pointer.base() == message.base || flaw!(NoClaim | Renumbered);
+        let pointer = slot.pointer.take_if(|pointer| fits && based(pointer));
         let Some(pointer) = pointer else {
             let why = format!("a checkpoint of shard {shard} does not continue what is committed; it is discarded");
             return Box::pin(async move { Err(Cause::Failed(why)) }.into_actor(self));
         };
+        let before = flaw!(LaterCheckpointKept).then(|| pointer.clone());
         let cleaned = std::mem::take(&mut slot.cleaned);
         let (abort, registration) = AbortHandle::new_pair();
         slot.running = Some(abort);
@@ -239,6 +243,7 @@ impl Handler<Checkpoint> for OffsetCommitter {
                 Ok(Err(cause)) => {
                     if let Some(slot) = actor.slots.get_mut(&shard) {
                         slot.running = None;
+                        slot.pointer = before;
                     }
                     Err(cause)
                 }
@@ -287,13 +292,23 @@ async fn write_offsets(env: Arc<Env>, offsets: Offsets, timestamp: i64) -> Resul
 }
 
 /// Moves a pointer by identical writes until it is known what became of it.
-async fn move_pointer(env: &Env, base: Option<Base>, next: &Pointer) -> Result<Verdict, StoreError> {
+async fn move_pointer(env: &Env, before: Option<&Pointer>, next: &Pointer) -> Result<Verdict, StoreError> {
     let store = &env.pipeline.store;
+    let base = before.map(Pointer::base);
+    invariant!(next.misfit(before).is_none(), "{:?}", next.misfit(before));
     let mut patience = Patience::default();
     loop {
         let current = match points::sent(Point::PointerSent, store.move_pointer(base, next)).await {
             Ok(Moved::Applied) => return Ok(Verdict::Done),
             Ok(Moved::Refused(current)) => current.map(|current| *current),
+            Err(StoreError::Unavailable(_)) if flaw!(BlindRetry) => {
+                let timestamp = env.pipeline.clock.next();
+                let mut another = Pointer { timestamp, ..next.clone() };
+                if another.content.outbox.epoch == another.epoch {
+                    another.content.outbox.timestamp = timestamp;
+                }
+                return store.move_pointer(base, &another).await.map(|_| Verdict::Done).or(Ok(Verdict::Done));
+            }
             Err(StoreError::Unavailable(error)) => {
                 env.fault(&mut patience, "moving a pointer, its answer is unknown", &error).await;
                 env.patiently("reading a pointer", || store.read_pointer(next.shard)).await?
@@ -344,7 +359,7 @@ async fn claim(env: Arc<Env>, shard: ShardId, known: bool) -> Result<Pointer, Ca
             ClaimVerdict::StepDown => return Err(fenced(&env, shard)),
         };
         let fresh = || Content { fingerprint: env.pipeline.fingerprint.clone(), ..Content::default() };
-        let next = Pointer {
+        let mut next = Pointer {
             shard,
             epoch: base.map_or(Epoch(1), |base| base.epoch.next()),
             attempt: Attempt::fresh(),
@@ -353,7 +368,15 @@ async fn claim(env: Arc<Env>, shard: ShardId, known: bool) -> Result<Pointer, Ca
             content: current.as_ref().map_or_else(fresh, |pointer| pointer.content.clone()),
             kept: current.as_ref().map_or_else(Vec::new, |pointer| pointer.kept.clone()),
         };
-        match move_pointer(&env, base, &next).await? {
+        if flaw!(NoClaim | KeyedByEpoch)
+            && let Some(pointer) = &current
+        {
+            break pointer.clone();
+        }
+        if flaw!(OutputRestamped) {
+            (next.content.outbox.epoch, next.content.outbox.timestamp) = (next.epoch, next.timestamp);
+        }
+        match move_pointer(&env, current.as_ref(), &next).await? {
             Verdict::Done => break next,
             Verdict::StepDown => return Err(fenced(&env, shard)),
             // An earlier write of this process landed in between: claim on top of it.
@@ -361,6 +384,9 @@ async fn claim(env: Arc<Env>, shard: ShardId, known: bool) -> Result<Pointer, Ca
         }
     };
     points::reach(Point::Claim);
+    if flaw!(OutputNotDeliveredAgain) {
+        return Ok(claimed);
+    }
     match outbox(&env, &claimed).await {
         Ok((output, letters)) => {
             deliver(&env, &claimed, &output, &letters, true).await?;
@@ -433,6 +459,7 @@ pub(crate) async fn read_segment(
     };
     let current = env.patiently("reading a pointer", || store.read_pointer(shard)).await;
     Err(match current {
+        Ok(_) if flaw!(ForeignCleanupIsCorruption) => Unreadable::Corrupt(error.to_string()),
         Err(error) => Unreadable::Other(error.into()),
         Ok(Some(current)) if current.generation > env.generation => Unreadable::Other(fenced(env, shard)),
         Ok(Some(current)) if current.base() != base => {
@@ -495,7 +522,7 @@ async fn fall_back(env: &Env, current: &Pointer, why: &str) -> Result<Pointer, C
     let mut next =
         Pointer { shard, epoch, attempt, generation: env.generation, timestamp, content, kept: kept.collect() };
     next.content.garbage = garbage(current, &next, &HashSet::new());
-    match move_pointer(env, Some(current.base()), &next).await? {
+    match move_pointer(env, Some(current), &next).await? {
         Verdict::Done => Ok(next),
         Verdict::StepDown => Err(fenced(env, shard)),
         Verdict::Reload | Verdict::Repeat => Err(Cause::Failed(format!("shard {shard} was moved meanwhile"))),
@@ -511,6 +538,7 @@ async fn deliver(
     again: bool,
 ) -> Result<(), Cause> {
     let outbox = &pointer.content.outbox;
+    invariant!(outbox.epoch <= pointer.epoch, "output of epoch {} at epoch {}", outbox.epoch, pointer.epoch);
     if !letters.is_empty() {
         let write = || env.pipeline.store.write_dead_letters(letters, outbox.timestamp);
         env.patiently("writing dead letters", write).await?;
@@ -544,7 +572,8 @@ async fn commit(env: Arc<Env>, current: Pointer, checkpoint: Checkpoint, cleaned
     let mut number = 0;
     let mut key = || {
         number += 1;
-        SegmentKey { shard, epoch, attempt: checkpoint.attempt, number: number - 1 }
+        let attempt = if flaw!(KeyedByEpoch) { Attempt(uuid::Uuid::nil()) } else { checkpoint.attempt };
+        SegmentKey { shard, epoch, attempt, number: number - 1 }
     };
     let mut encode = |rows: &RecordBatch, kind| {
         segment::encode(rows, kind, &mut key)
@@ -611,17 +640,13 @@ async fn commit(env: Arc<Env>, current: Pointer, checkpoint: Checkpoint, cleaned
         }
     }
 
-    let store = &env.pipeline.store;
-    stream::iter(written.iter().map(|segment| {
-        let (reference, bytes) = (&segment.reference, &segment.bytes);
-        env.patiently("writing a segment", move || store.write_segment(&reference.key, bytes))
-    }))
-    .buffer_unordered(IN_FLIGHT)
-    .try_collect::<()>()
-    .await?;
-    points::reach(Point::Segments);
+    let own = |key: SegmentKey| (key.epoch, key.attempt) == (epoch, checkpoint.attempt);
+    invariant!(written.iter().all(|segment| own(segment.reference.key)), "segments belong to their epoch and attempt");
     let bytes: usize = written.iter().map(|segment| segment.bytes.len()).sum();
-    drop(written);
+    if !flaw!(PointerBeforeSegments) {
+        write_segments(&env, std::mem::take(&mut written)).await?;
+    }
+    points::reach(Point::Segments);
 
     let timestamp = env.pipeline.clock.next();
     let mut kept = vec![Kept {
@@ -644,13 +669,28 @@ async fn commit(env: Arc<Env>, current: Pointer, checkpoint: Checkpoint, cleaned
     let mut next =
         Pointer { shard, epoch, attempt: checkpoint.attempt, generation: env.generation, timestamp, content, kept };
     next.content.garbage = garbage(&current, &next, &cleaned.deleted);
+    invariant!(next.content.vector.continues(&current.content.vector), "a vector never goes back");
 
-    match move_pointer(&env, Some(base), &next).await? {
+    if flaw!(DeliveredBeforeCommit) {
+        deliver(&env, &next, &checkpoint.output, &checkpoint.dead_letters, false).await?;
+    }
+    match move_pointer(&env, Some(&current), &next).await? {
         Verdict::Done => points::reach(Point::PointerApplied),
+        Verdict::Reload if flaw!(Renumbered) => {
+            let read = || env.pipeline.store.read_pointer(shard);
+            let Some(found) = env.patiently("reading a pointer", read).await? else {
+                return Err(Cause::Failed("the pointer is gone".into()));
+            };
+            let checkpoint = Checkpoint { vector: next.content.vector, ..checkpoint };
+            return Box::pin(commit(Arc::clone(&env), found, checkpoint, cleaned)).await;
+        }
         Verdict::StepDown => return Err(fenced(&env, shard)),
         Verdict::Reload | Verdict::Repeat => {
             return Err(Cause::Failed(format!("shard {shard} was moved by an earlier write; it is loaded again")));
         }
+    }
+    if flaw!(PointerBeforeSegments) {
+        write_segments(&env, written).await?;
     }
     deliver(&env, &next, &checkpoint.output, &checkpoint.dead_letters, false).await?;
 
@@ -666,9 +706,22 @@ async fn commit(env: Arc<Env>, current: Pointer, checkpoint: Checkpoint, cleaned
     Ok(next)
 }
 
+/// Writes segments, some at the same time; each is freed when all are written.
+async fn write_segments(env: &Env, segments: Vec<Encoded>) -> Result<(), StoreError> {
+    let store = &env.pipeline.store;
+    stream::iter(segments.iter().map(|segment| {
+        let (reference, bytes) = (&segment.reference, &segment.bytes);
+        env.patiently("writing a segment", move || store.write_segment(&reference.key, bytes))
+    }))
+    .buffer_unordered(IN_FLIGHT)
+    .try_collect()
+    .await
+}
+
 fn listed(pointer: &Pointer) -> impl Iterator<Item = SegmentKey> {
     let state = pointer.content.state.iter().chain(&pointer.content.outbox.segments);
-    state.chain(pointer.kept.iter().flat_map(|kept| &kept.state)).map(|segment| segment.key)
+    let kept = pointer.kept.iter().filter(|_| !flaw!(KeptStateDeleted));
+    state.chain(kept.flat_map(|kept| &kept.state)).map(|segment| segment.key)
 }
 
 /// What the old pointer listed or called garbage, the new one does not list, and is not deleted yet.
@@ -686,12 +739,14 @@ async fn clean(env: Arc<Env>, pointer: Pointer) -> Result<Cleaned, StoreError> {
     let alive: HashSet<SegmentKey> = listed(&pointer).collect();
     let mut doomed = pointer.content.garbage.clone();
     let from = pointer.content.swept;
-    let until = Epoch((pointer.epoch.0 - SWEEP_DELAY).min(from.0 + SWEEP_STEP));
+    let delay = if flaw!(UnboundedSweep) { -SWEEP_DELAY } else { SWEEP_DELAY };
+    let until = Epoch((pointer.epoch.0 - delay).min(from.0 + SWEEP_STEP));
     for epoch in from.0..until.0 {
         let found = store.segments_of_epoch(pointer.shard, Epoch(epoch)).await?;
         doomed.extend(found.into_iter().filter(|key| !alive.contains(key)));
     }
-    debug_assert!(doomed.iter().all(|key| key.epoch <= pointer.epoch && !alive.contains(key)));
+    let dead = |key: &SegmentKey| key.epoch <= pointer.epoch && !alive.contains(key);
+    invariant!(doomed.iter().all(dead), "only what is dead is deleted");
     if !doomed.is_empty() {
         store.delete_segments(&doomed).await?;
     }

@@ -31,6 +31,7 @@ pub fn plan(rows: &[u64]) -> Option<usize> {
 /// Merges deltas, oldest first: of each key the newest row stays. `whole` says that nothing older exists, so removed keys
 /// need not be remembered.
 pub fn merge(deltas: &[RecordBatch], key_columns: usize, whole: bool) -> Result<Option<RecordBatch>, ArrowError> {
+    let deltas = if flaw!(NewestDeltaDropped) && deltas.len() > 1 { &deltas[..deltas.len() - 1] } else { deltas };
     let Some(first) = deltas.first() else { return Ok(None) };
     if key_columns == 0 {
         return Err(ArrowError::SchemaError("a state table needs a key column".into()));

@@ -18,9 +18,9 @@ pub enum Decision {
 
 /// Decides on a range, given the next offset that the shard expects.
 pub fn decide(expected: Offset, range: Range) -> Decision {
-    if range.from == expected {
+    if range.from == expected || flaw!(NoVectorCheck) {
         Decision::Accept
-    } else if range.until <= expected {
+    } else if range.until <= expected || (flaw!(StraddleDropped) && range.from < expected) {
         Decision::Replay
     } else {
         Decision::Gap
@@ -30,6 +30,9 @@ pub fn decide(expected: Offset, range: Range) -> Decision {
 /// The part of a batch that a lane still has to carry, given the first offset that its shard needs: `None` when the
 /// shard is past the batch.
 pub fn cut(batch: Range, needed: Offset) -> Option<Range> {
+    if flaw!(StraddleDropped) {
+        return (needed <= batch.until).then_some(batch);
+    }
     let from = batch.from.max(needed);
     if batch.is_empty() && needed == batch.from {
         return Some(batch);

@@ -17,14 +17,47 @@
 //!
 //! This crate knows nothing of Kafka, Cassandra or SQL: it reaches them through [`ports`].
 
+/// Whether a test has switched one of these deliberate faults on. In a service it is `false`, and what it guards is not there.
+#[cfg(feature = "simulation")]
+macro_rules! flaw {
+    ($($flaw:ident)|+) => {
+        ($($crate::flaws::on($crate::flaws::Flaw::$flaw))||+)
+    };
+}
+#[cfg(not(feature = "simulation"))]
+macro_rules! flaw {
+    ($($flaw:ident)|+) => {
+        false
+    };
+}
+
+/// What holds whatever happens, checked in builds with debug assertions. While a deliberate fault is on, the simulation has to
+/// find it by its results alone.
+#[cfg(feature = "simulation")]
+macro_rules! invariant {
+    ($holds:expr, $($text:tt)+) => {
+        debug_assert!($crate::flaws::any() || $holds, $($text)+)
+    };
+}
+#[cfg(not(feature = "simulation"))]
+macro_rules! invariant {
+    ($holds:expr, $($text:tt)+) => {
+        debug_assert!($holds, $($text)+)
+    };
+}
+
 mod aggregation;
 pub mod board;
+#[cfg(feature = "simulation")]
+pub mod busy;
 pub mod child;
 pub mod clock;
 mod committer;
 pub mod compaction;
 pub mod credit;
 pub mod env;
+#[cfg(feature = "simulation")]
+pub mod flaws;
 pub mod lane;
 pub mod message;
 pub mod ownership;

@@ -31,6 +31,12 @@ pub(crate) struct Registered {
     pub(crate) position: Position,
 }
 
+/// Supervisor → shard: these partitions exist, with their stored starts. Said before their actors are started, so that each
+/// holds back the shard's watermark until it has one.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct Expect(pub(crate) Vec<(PartitionKey, Offset)>);
+
 /// Partition → shard: one range of a lane.
 #[derive(Message)]
 #[rtype(result = "LaneReply")]
@@ -41,6 +47,8 @@ pub(crate) struct LaneBatch {
     pub(crate) range: Range,
     /// The partition's watermark after the range.
     pub(crate) watermark: Watermark,
+    /// Nothing follows the range for now. Said in the lane alone, after the last range, so that it never overtakes one.
+    pub(crate) idle: bool,
     pub(crate) rows: LaneRows,
     /// Given back when the last lane is done with the batch.
     pub(crate) credit: Option<Arc<Credit>>,
@@ -160,3 +168,9 @@ pub enum Target {
     /// A partition actor by its place, modulo their number.
     Partition(u32),
 }
+
+/// Partition → shard: nothing follows for now, said beside the lane.
+#[cfg(feature = "simulation")]
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct IdleBeside(pub(crate) PartitionKey);

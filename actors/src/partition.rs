@@ -94,6 +94,14 @@ impl From<SourceError> for Cause {
 /// What was sent to shards, by their numbers, and not answered yet.
 type Unanswered = Vec<(usize, Request<AggregationActor, LaneBatch>)>;
 
+/// What the stage is given for one batch.
+struct Given<'a> {
+    batch: &'a SourceBatch,
+    watermark: Watermark,
+    quiet: Option<Duration>,
+    cuts: &'a [Option<Offset>],
+}
+
 /// The way to one shard.
 struct Lane {
     shard: Addr<AggregationActor>,
@@ -132,7 +140,12 @@ impl PartitionLife {
             }
         }))
         .await;
-        let lowest = answers.iter().flatten().map(|(_, answer)| answer.position).min_by_key(|position| position.next);
+        let positions = || answers.iter().flatten().map(|(_, answer)| answer.position);
+        let lowest = if flaw!(ReadFromHighest) {
+            positions().max_by_key(|position| position.next)
+        } else {
+            positions().min_by_key(|position| position.next)
+        };
         let (from, watermark) = lowest.map_or((self.start, None), |position| (position.next, position.watermark));
         let lanes = answers.into_iter().map(|answer| {
             let (shard, answer) = answer?;
@@ -149,6 +162,8 @@ impl PartitionLife {
         let mut reader = env.pipeline.source.open(&self.partition, position).await?;
         let mut stage = env.pipeline.query.source_stage(&self.partition);
         let mut last_probe = Instant::now();
+        // Since when the shards have everything up to the end of the log.
+        let mut quiet: Option<Instant> = None;
         env.board.partition(key, |status| {
             status.actor.life = Life::Running;
             status.position = position;
@@ -181,9 +196,20 @@ impl PartitionLife {
                 }
                 if batch.end.is_some_and(|end| end <= position) {
                     suspicion.cleared(self).await?;
+                    quiet.get_or_insert_with(Instant::now);
+                } else {
+                    quiet = None;
                 }
                 if last_probe.elapsed() < PROBE {
                     continue;
+                }
+            } else {
+                quiet = None;
+            }
+            #[cfg(feature = "simulation")]
+            if flaw!(IdleBesideTheLane) && batch.end == Some(batch.range.until) {
+                for lane in lanes.iter().flatten() {
+                    lane.shard.do_send(crate::message::IdleBeside(key));
                 }
             }
             last_probe = Instant::now();
@@ -200,10 +226,13 @@ impl PartitionLife {
             let accused = suspicion.trying(self, batch.range).await?;
             self.activity(Activity::Processing);
             let processing = Instant::now();
+            let needed = |lane: &Lane| if flaw!(ReplayNotTrimmed) { batch.range.from } else { lane.next };
             let cuts: Vec<Option<Offset>> =
-                lanes.iter().map(|lane| lane.as_ref().map(|lane| lane.next.max(batch.range.from))).collect();
+                lanes.iter().map(|lane| lane.as_ref().map(|lane| needed(lane).max(batch.range.from))).collect();
+            let quiet = quiet.map(|since| since.elapsed());
             let process = |stage: &mut Box<dyn SourceStage>, batch: &SourceBatch| {
-                span.in_scope(|| self.process(stage, batch, watermark, &cuts, &suspicion))
+                let given = Given { batch, watermark, quiet, cuts: &cuts };
+                span.in_scope(|| self.process(stage, given, &suspicion))
             };
             let (batch, output, refused) = match process(&mut stage, &batch) {
                 Ok(output) => (batch, output, None),
@@ -215,6 +244,7 @@ impl PartitionLife {
                 }
                 Err(Unprocessed::Ended(cause)) => return Err(cause),
             };
+            let idle = output.idle && batch.range.is_empty();
             let processed = processing.elapsed();
 
             self.activity(Activity::WaitingForLanes);
@@ -224,6 +254,7 @@ impl PartitionLife {
 
             for (number, (lane, rows)) in lanes.iter_mut().zip(output.lanes).enumerate() {
                 let Some(lane) = lane else { continue };
+                invariant!(batch.range.from <= lane.next, "{} leaves a gap in a lane at {}", batch.range, lane.next);
                 let Some(range) = lane::cut(batch.range, lane.next) else { continue };
                 let message = LaneBatch {
                     partition: key,
@@ -231,6 +262,7 @@ impl PartitionLife {
                     shard_incarnation: lane.incarnation,
                     range,
                     watermark: output.watermark,
+                    idle,
                     rows,
                     credit: credit.clone(),
                     span: span.clone(),
@@ -277,6 +309,10 @@ impl PartitionLife {
         if !batch.range.is_empty() {
             points::reach(Point::Fetched);
         }
+        if flaw!(WrongRangeSentOn) {
+            let range = Range::new(position, batch.range.until.max(position));
+            return Ok(SourceBatch { range, ..batch });
+        }
         if batch.range.from != position || batch.range.until < position {
             return Err(Cause::Failed(format!("asked for records from {position}, but got {}", batch.range)));
         }
@@ -303,13 +339,11 @@ impl PartitionLife {
     fn process(
         &self,
         stage: &mut Box<dyn SourceStage>,
-        batch: &SourceBatch,
-        watermark: Watermark,
-        cuts: &[Option<Offset>],
+        Given { batch, watermark, quiet, cuts }: Given<'_>,
         suspicion: &Suspicion,
     ) -> Result<StageOutput, Unprocessed> {
         let run = |stage: &mut dyn SourceStage, batch: &SourceBatch, poison: &[Offset]| {
-            stage.run(StageInput { partition: &self.partition, batch, watermark, cuts, poison })
+            stage.run(StageInput { partition: &self.partition, batch, watermark, quiet, cuts, poison })
         };
         if !suspicion.isolate {
             return Ok(run(stage.as_mut(), batch, &suspicion.poison)?);

@@ -176,6 +176,31 @@ pub struct Pointer {
 }
 
 impl Pointer {
+    /// What is wrong with a pointer that is to be written on top of another, if anything is.
+    pub fn misfit(&self, before: Option<&Self>) -> Option<String> {
+        let wrong = |what: &str| Some(format!("the pointer of shard {} at epoch {} {what}", self.shard, self.epoch));
+        let expected = before.map_or(Epoch(1), |before| before.epoch.next());
+        if self.epoch != expected || before.is_some_and(|before| before.shard != self.shard) {
+            return wrong(&format!("does not follow one at {}", expected.0 - 1));
+        }
+        if before.is_some_and(|before| before.attempt == self.attempt) {
+            return wrong("has the attempt of the one before");
+        }
+        if before.is_some_and(|before| before.generation > self.generation) {
+            return wrong("is of a lower generation than the one before");
+        }
+        if before.is_some_and(|before| before.timestamp >= self.timestamp) {
+            return wrong("has no higher timestamp than the one before");
+        }
+        let Content { state, outbox, delivered, .. } = &self.content;
+        if outbox.epoch > self.epoch || *delivered > outbox.epoch || outbox.timestamp > self.timestamp {
+            return wrong("has an output of later than itself");
+        }
+        let mut listed = state.iter().chain(&outbox.segments).map(|segment| segment.key);
+        let foreign = listed.find(|key| key.shard != self.shard || key.epoch > self.epoch)?;
+        wrong(&format!("lists {foreign:?}, which is not its own"))
+    }
+
     /// What a checkpoint on top of this pointer names.
     pub fn base(&self) -> Base {
         Base { epoch: self.epoch, attempt: self.attempt }

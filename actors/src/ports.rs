@@ -3,6 +3,7 @@
 //! Adapters implement these; the actors know no other way out.
 
 use std::fmt;
+use std::time::Duration;
 
 use arrow::array::RecordBatch;
 use async_trait::async_trait;
@@ -125,6 +126,9 @@ pub struct StageInput<'a> {
     pub batch: &'a SourceBatch,
     /// The partition's watermark before the batch.
     pub watermark: Watermark,
+    /// For how long the shards have had everything up to the end of the log; `None` while something is read, in flight or
+    /// not known.
+    pub quiet: Option<Duration>,
     /// For each shard the first offset that it still needs; rows below are cut before aggregation. `None`: the lane is
     /// off and gets nothing.
     pub cuts: &'a [Option<Offset>],
@@ -150,6 +154,9 @@ pub struct StageOutput {
     pub lanes: Vec<LaneRows>,
     /// The partition's watermark after the batch.
     pub watermark: Watermark,
+    /// The partition was quiet for so long that it is to hold back no watermark until its next range. Counts only with an
+    /// empty batch.
+    pub idle: bool,
 }
 
 /// Why a half of the query cannot go on.
@@ -230,7 +237,8 @@ pub trait KeyedOperator: Send {
     /// The operator's state tables.
     fn tables(&self) -> Vec<StateTable>;
 
-    /// Takes what a lane carried. `watermark` is that of the shard after the range: the lowest over its partitions.
+    /// Takes what a lane carried. `watermark` is that of the shard after the range: the lowest over its partitions that are
+    /// not idle, and never below an earlier one of the same life. Also called without rows, when the watermark has risen.
     fn apply(&mut self, rows: Vec<RecordBatch>, watermark: Watermark) -> Result<(), StageError>;
 
     /// What has changed since the last call. Called between two ranges, never inside one.

@@ -146,6 +146,10 @@ pub struct Position {
     pub next: Offset,
     /// The partition's watermark below that offset.
     pub watermark: Watermark,
+    /// Nothing has come for a while, and the shard has all that there was: the partition holds back no watermark until the
+    /// next range.
+    #[serde(default)]
+    pub idle: bool,
     /// What became of the offsets that this shard owns.
     pub counts: Counts,
 }
@@ -153,7 +157,7 @@ pub struct Position {
 impl Position {
     /// The position of a partition of which nothing was read yet.
     pub fn start(next: Offset) -> Self {
-        Self { next, watermark: None, counts: Counts::default() }
+        Self { next, watermark: None, idle: false, counts: Counts::default() }
     }
 }
 
@@ -166,6 +170,25 @@ impl Vector {
     /// The shard's position in a partition, if it has one.
     pub fn get(&self, key: &PartitionKey) -> Option<&Position> {
         self.0.get(key)
+    }
+
+    /// The lowest watermark over the partitions that are not idle; `None` while one of them is not known, or all are idle.
+    pub fn watermark(&self) -> Watermark {
+        let mut lowest = None;
+        for position in self.0.values().filter(|position| !position.idle) {
+            let watermark = match position.watermark {
+                None if flaw!(UnknownWatermarkPassedOver) => continue,
+                watermark => watermark?,
+            };
+            lowest = Some(lowest.map_or(watermark, |low: i64| low.min(watermark)));
+        }
+        lowest
+    }
+
+    /// Whether no partition stands lower than it did before.
+    pub fn continues(&self, before: &Self) -> bool {
+        let on = |key, old: &Position| self.get(key).is_some_and(|new: &Position| new.next >= old.next);
+        before.0.iter().all(|(key, old)| on(key, old))
     }
 }
 
@@ -186,5 +209,45 @@ impl From<Vec<VectorEntry>> for Vector {
 impl From<Vector> for Vec<VectorEntry> {
     fn from(vector: Vector) -> Self {
         vector.0.into_iter().map(|(key, position)| VectorEntry { key, position }).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+
+    fn vector(positions: &[(Watermark, bool)]) -> Vector {
+        let entry = |(number, (watermark, idle)): (usize, &(Watermark, bool))| {
+            let key = PartitionKey { topic_id: Uuid::nil(), partition: number as i32 };
+            (key, Position { watermark: *watermark, idle: *idle, ..Position::start(Offset(7)) })
+        };
+        Vector(positions.iter().enumerate().map(entry).collect())
+    }
+
+    #[test]
+    fn the_watermark_is_the_lowest_of_those_that_are_not_idle_and_unknown_while_one_of_them_is() {
+        let cases: [(&[(Watermark, bool)], Watermark); 7] = [
+            (&[], None),
+            (&[(Some(5), false), (Some(3), false)], Some(3)),
+            (&[(Some(5), false), (Some(3), true)], Some(5)),
+            (&[(Some(5), false), (None, false)], None),
+            (&[(Some(5), false), (None, true)], Some(5)),
+            (&[(Some(5), true), (Some(3), true)], None),
+            (&[(Some(i64::MIN), false), (Some(i64::MAX), false)], Some(i64::MIN)),
+        ];
+        for (positions, watermark) in cases {
+            assert_eq!(vector(positions).watermark(), watermark, "{positions:?}");
+        }
+    }
+
+    #[test]
+    fn a_vector_that_was_stored_before_partitions_could_be_idle_is_read_as_not_idle() {
+        let stored = serde_json::to_string(&vector(&[(Some(5), false)])).unwrap();
+        let before = stored.replace("\"idle\":false,", "");
+        assert_ne!(stored, before);
+        assert_eq!(serde_json::from_str::<Vector>(&before).unwrap(), vector(&[(Some(5), false)]));
+        let idle = vector(&[(None, true)]);
+        assert_eq!(serde_json::from_str::<Vector>(&serde_json::to_string(&idle).unwrap()).unwrap(), idle);
     }
 }

@@ -23,7 +23,7 @@ pub enum Verdict {
 pub fn after_write(current: Option<&Pointer>, mine: Attempt, base: Option<Base>, generation: Generation) -> Verdict {
     match current {
         Some(pointer) if pointer.attempt == mine => Verdict::Done,
-        Some(pointer) if pointer.generation > generation => Verdict::StepDown,
+        Some(pointer) if pointer.generation > generation && !flaw!(FenceIgnored) => Verdict::StepDown,
         Some(pointer) if Some(pointer.base()) == base => Verdict::Repeat,
         Some(_) => Verdict::Reload,
         None if base.is_none() => Verdict::Repeat,
@@ -45,7 +45,7 @@ pub enum ClaimVerdict {
 /// kill each other in turns.
 pub fn claim(current: Option<&Pointer>, generation: Generation) -> ClaimVerdict {
     match current {
-        Some(pointer) if pointer.generation > generation => ClaimVerdict::StepDown,
+        Some(pointer) if pointer.generation > generation && !flaw!(FenceIgnored) => ClaimVerdict::StepDown,
         Some(pointer) => ClaimVerdict::Claim(Some(pointer.base())),
         None => ClaimVerdict::Claim(None),
     }

@@ -148,7 +148,7 @@ async fn supervise(shared: Arc<Shared>, control: Arc<Control>) -> Outcome {
                 // Whoever wants the end does not wait for the pause.
                 let told = control.told.notified();
                 let _ = tokio::time::timeout(pause.max(Duration::from_millis(1)), told).await;
-                if control.killed.load(Ordering::SeqCst) {
+                if control.killed.load(Ordering::SeqCst) && !flaw!(KilledInPauseComesBack) {
                     return Outcome::Failed("killed".into());
                 }
                 if control.stop.load(Ordering::SeqCst) {

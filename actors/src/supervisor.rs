@@ -24,7 +24,7 @@ use crate::committer::OffsetCommitter;
 use crate::credit::Credits;
 use crate::env::{Env, Pipeline, patiently};
 use crate::message::{
-    Crash, CrashActor, Died, Discovered, Flush, FlushOffsets, Incarnation, Resume, StartAgain, Stop, Target,
+    Crash, CrashActor, Died, Discovered, Expect, Flush, FlushOffsets, Incarnation, Resume, StartAgain, Stop, Target,
 };
 use crate::ownership::{self, Owner};
 use crate::partition::{PartitionActor, PartitionLife};
@@ -250,13 +250,19 @@ impl Supervisor {
         let committer = committer.addr.clone();
         let (id, incarnation) = (ActorId::Shard(shard), self.shared.incarnation());
         let died = Self::monitor(ctx, id, incarnation);
-        let make = move |exit| AggregationActor::new(env, shard, incarnation, committer, exit);
+        let starts = self.starts();
+        let make = move |exit| AggregationActor::new(env, shard, incarnation, committer, starts, exit);
         let child = child::spawn(&self.shared.arbiter(id), make, died);
         self.shared.born(id, child.abort_handle());
         self.show_started(id, incarnation, Life::Starting);
         let actor = &mut self.shards[shard as usize];
         actor.end();
         (actor.incarnation, actor.since, actor.child, actor.halted) = (incarnation, Instant::now(), Some(child), false);
+    }
+
+    /// The partitions that are read, with their stored starts.
+    fn starts(&self) -> Vec<(PartitionKey, Offset)> {
+        self.partitions.iter().filter_map(|(key, known)| Some((*key, *known.start.as_ref().ok()?))).collect()
     }
 
     fn start_partition(&mut self, ctx: &mut Context<Self>, key: PartitionKey) {
@@ -424,7 +430,7 @@ impl Supervisor {
             ActorId::Shard(shard) => {
                 let actor = &mut self.shards[shard as usize];
                 actor.child = None;
-                (actor.crashes.crashed(actor.since.elapsed(), jitter), true)
+                (actor.crashes.crashed(actor.since.elapsed(), jitter), !flaw!(PartitionsNotRestarted))
             }
             ActorId::Partition(key) => {
                 let Some(known) = self.partitions.get_mut(&key) else { return };
@@ -563,6 +569,9 @@ async fn decide_starts(
                 let start = shared.pipeline.source.start_offset(partition, later).await;
                 let start = start.map_err(|error| error.to_string())?;
                 let define = || store.define_start(partition, start);
+                if flaw!(StartNotRepeated) {
+                    return Ok((partition.clone(), Ok(define().await.map_err(failed)?)));
+                }
                 let start = patiently(board, "storing a start offset", define).await.map_err(failed)?;
                 Ok((partition.clone(), Ok(start)))
             }
@@ -592,6 +601,7 @@ impl Handler<Discovered> for Supervisor {
 
     fn handle(&mut self, Discovered(partitions): Discovered, ctx: &mut Self::Context) {
         let Some(env) = self.env.clone() else { return };
+        let mut found = Vec::new();
         for (partition, start) in partitions {
             let key = partition.key;
             if self.stopping || self.partitions.contains_key(&key) {
@@ -603,6 +613,17 @@ impl Handler<Discovered> for Supervisor {
             let actor = Supervised::new(&self.shared);
             let known = Partition { partition, start: start.clone(), panics: Default::default(), actor };
             self.partitions.insert(key, known);
+            found.push((key, start));
+        }
+        if found.is_empty() {
+            return;
+        }
+        // Before the first of them is read, so that no shard's watermark runs ahead of the others.
+        let starts = self.starts();
+        for child in self.shards.iter().filter_map(|shard| shard.child.as_ref()) {
+            child.addr.do_send(Expect(starts.clone()));
+        }
+        for (key, start) in found {
             match start {
                 Ok(_) => self.start_partition(ctx, key),
                 Err(why) => self.halt(ctx, ActorId::Partition(key), &why),
@@ -662,7 +683,9 @@ impl Handler<StartAgain> for Supervisor {
                 let actor = &self.shards[shard as usize];
                 if actor.incarnation == incarnation && actor.child.is_none() {
                     self.start_shard(ctx, shard);
-                    self.start_partitions(ctx);
+                    if !flaw!(PartitionsNotRestarted) {
+                        self.start_partitions(ctx);
+                    }
                 }
             }
             ActorId::Partition(key) => {

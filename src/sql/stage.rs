@@ -130,7 +130,7 @@ impl SourceStage for BatchStage {
         let mut lanes = Lanes::new(&input, offsets);
         // What is below every cut concerns nobody any more.
         let Some(lowest) = input.cuts.iter().flatten().min() else {
-            return Ok(StageOutput { lanes: lanes.finish(), watermark: input.watermark });
+            return Ok(StageOutput { lanes: lanes.finish(), watermark: input.watermark, idle: false });
         };
         let first = offsets.partition_point(|offset| *offset < lowest.0);
 
@@ -150,7 +150,7 @@ impl SourceStage for BatchStage {
         tools
             .distribute(&plan, &input, offsets, selected, &mut lanes)
             .inspect_err(|_| self.tools = Tools::new(&plan))?;
-        Ok(StageOutput { lanes: lanes.finish(), watermark: input.watermark })
+        Ok(StageOutput { lanes: lanes.finish(), watermark: input.watermark, idle: false })
     }
 }
 

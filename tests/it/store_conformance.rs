@@ -275,7 +275,10 @@ fn full_pointer(partitions: i32) -> Pointer {
             .map(|number| {
                 let counts = Counts { processed: u64::MAX, filtered: number as u64, gaps: 3, ..Counts::default() };
                 let watermark = (number % 2 == 0).then_some(i64::MIN + i64::from(number));
-                (partition("orders", number).key, Position { next: Offset(i64::MAX), watermark, counts })
+                (
+                    partition("orders", number).key,
+                    Position { next: Offset(i64::MAX), watermark, idle: number % 3 == 0, counts },
+                )
             })
             .collect(),
     );

@@ -2,26 +2,50 @@
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Every kind of fault that a hostile run may meet.
-pub const KINDS: [&str; 16] = [
+pub const KINDS: [&str; 39] = [
     "store refuses",
     "store applies and loses the answer",
     "store applies late",
+    "segment corrupt",
+    "segment read damaged",
     "sink fails",
     "sink fails half-way",
+    "sink is slow",
     "source fails",
+    "source cannot be opened",
+    "source hangs",
+    "source rewinds",
+    "source jumps ahead",
+    "source leaves a gap",
+    "end of the log unknown",
     "partition panics",
     "aggregation panics",
     "committer panics",
     "supervisor panics",
     "stage panics",
+    "stage fails",
+    "operator panics",
+    "operator fails half-way",
+    "checkpoint panics",
+    "restore panics",
+    "port panics",
+    "an actor panics at an await of another",
     "process killed",
+    "process killed at an await",
+    "process killed in the supervisor's pause",
     "process stopped",
+    "process frozen at an await",
     "second process",
-    "segment corrupt",
-    "source hangs",
+    "frozen process wakes beside a second one",
+    "frozen process wakes at the very end",
+    "another instance takes over",
+    "new partition",
+    "clock jumps",
+    "thread busy",
 ];
 
 /// A seeded generator (splitmix64) that counts the faults it deals.
@@ -29,7 +53,7 @@ pub const KINDS: [&str; 16] = [
 pub struct Chance {
     state: Mutex<u64>,
     pub dealt: Mutex<BTreeMap<&'static str, u64>>,
-    pub hostile: std::sync::atomic::AtomicBool,
+    pub hostile: AtomicBool,
 }
 
 impl Chance {
@@ -49,7 +73,7 @@ impl Chance {
 
     /// Whether a fault happens, once in `every` times.
     pub fn strikes(&self, fault: &'static str, every: u64) -> bool {
-        let strikes = self.hostile.load(std::sync::atomic::Ordering::SeqCst) && self.number(every) == 0;
+        let strikes = self.hostile.load(Ordering::SeqCst) && self.number(every) == 0;
         if strikes {
             self.dealt(fault);
         }

@@ -7,7 +7,8 @@ use strandline_actors::board::{ActorId, Life};
 use strandline_actors::position::Offset;
 use strandline_actors::run::Outcome;
 
-use crate::world::{Plan, World, on_one_thread};
+use crate::life::on_one_thread;
+use crate::world::{Living, Plan, World};
 
 async fn until(what: &str, condition: impl Fn() -> bool) {
     let patience = tokio::time::Instant::now() + Duration::from_secs(300);
@@ -19,7 +20,7 @@ async fn until(what: &str, condition: impl Fn() -> bool) {
 
 /// Whether the table holds the truth of all keys of a shard (in this query, key modulo shards).
 fn complete(world: &World, shard: i64) -> bool {
-    let (truth, _) = world.truth();
+    let truth = world.found().sums;
     let rows = world.table.rows.lock().unwrap();
     truth
         .iter()
@@ -30,15 +31,14 @@ fn complete(world: &World, shard: i64) -> bool {
 #[test]
 fn a_shard_that_keeps_crashing_halts_and_the_rest_goes_on() {
     on_one_thread(Plan::quiet(7), async |world| {
-        world.produce(0, 200);
-        let (handle, running) = world.with_budget(4).process();
-        let running = tokio::task::spawn_local(running);
-        until("the first records are counted", || world.differences().is_empty()).await;
+        world.produce(200);
+        let Living { handle, running, .. } = world.with_budget(4).start();
+        until("the first records are counted", || world.differences(None).is_empty()).await;
         let offsets = || -> Vec<Offset> { world.contents.lock().unwrap().offsets.values().map(|row| row.0).collect() };
         let before = offsets();
 
         world.refusing.store(1, Ordering::SeqCst);
-        world.produce(200, 200);
+        world.produce(200);
         until("shard 1 halts", || handle.board().snapshot().shards[&1].actor.life == Life::Halted).await;
         until("shard 0 goes on", || complete(world, 0)).await;
         assert!(!complete(world, 1));
@@ -46,22 +46,21 @@ fn a_shard_that_keeps_crashing_halts_and_the_rest_goes_on() {
         assert_eq!(handle.board().snapshot().shards[&0].actor.restarts, 0, "shard 0 was never loaded again");
 
         world.refusing.store(-1, Ordering::SeqCst);
-        world.produce(400, 100);
+        world.produce(100);
         assert!(!handle.resume(ActorId::Shard(0)).await, "shard 0 is not halted");
         assert!(handle.resume(ActorId::Shard(1)).await);
-        until("everything is counted once", || world.differences().is_empty()).await;
+        until("everything is counted once", || world.differences(None).is_empty()).await;
         handle.stop();
         assert_eq!(running.await.unwrap(), Outcome::Stopped);
-        assert_eq!(world.differences(), Vec::<String>::new());
+        assert_eq!(world.differences(None), Vec::<String>::new());
     });
 }
 
 #[test]
 fn a_committer_that_keeps_crashing_ends_the_process() {
     on_one_thread(Plan::quiet(8), async |world| {
-        world.produce(0, 50);
-        let (handle, running) = world.with_budget(3).process();
-        let running = tokio::task::spawn_local(running);
+        world.produce(50);
+        let Living { handle, running, .. } = world.with_budget(3).start();
         for _ in 0..4 {
             let restarts = handle.board().snapshot().committer.actor.restarts;
             until("the committer runs", || handle.board().snapshot().committer.actor.life == Life::Running).await;
@@ -79,17 +78,15 @@ fn a_committer_that_keeps_crashing_ends_the_process() {
 #[test]
 fn a_topic_that_was_made_anew_is_not_read_into_the_old_state_even_when_resumed() {
     on_one_thread(Plan::quiet(9), async |world| {
-        world.produce(0, 50);
-        let (handle, running) = world.process();
-        let running = tokio::task::spawn_local(running);
-        until("the first records are counted", || world.differences().is_empty()).await;
+        world.produce(50);
+        let Living { handle, running, .. } = world.start();
+        until("the first records are counted", || world.differences(None).is_empty()).await;
         handle.stop();
         assert_eq!(running.await.unwrap(), Outcome::Stopped);
         let before = world.table.rows.lock().unwrap().clone();
 
         let again = world.with_new_topic(78);
-        let (handle, running) = again.process();
-        let running = tokio::task::spawn_local(running);
+        let Living { handle, running, .. } = again.start();
         let halted = || {
             let board = handle.board().snapshot();
             !board.partitions.is_empty() && board.partitions.values().all(|status| status.actor.life == Life::Halted)

@@ -1,4 +1,5 @@
-//! A fake table: the row with the highest write timestamp stays, as in Cassandra.
+//! A fake table: the row with the highest write timestamp stays, as in Cassandra. One part holds the running sums, the other
+//! each window once.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -8,51 +9,97 @@ use arrow::datatypes::Int64Type;
 use async_trait::async_trait;
 use strandline_actors::ports::{Delivery, Sink, SinkError};
 
-use crate::faults::Chance;
+use crate::process::Process;
+use crate::store::Contents;
+
+/// Sum, count, write timestamp.
+type Row = (i64, i64, i64);
 
 #[derive(Debug, Default)]
 pub struct Table {
-    /// By key: sum, count, write timestamp.
-    pub rows: Mutex<BTreeMap<i64, (i64, i64, i64)>>,
-    /// Two writes of one key under one timestamp that said different things.
+    /// By key.
+    pub rows: Mutex<BTreeMap<i64, Row>>,
+    /// By window and group.
+    pub windows: Mutex<BTreeMap<(i64, i64), Row>>,
+    /// What must not happen, but did.
     pub conflicts: Mutex<Vec<String>>,
 }
 
 pub struct FakeSink {
     pub table: Arc<Table>,
-    pub chance: Arc<Chance>,
+    pub contents: Arc<Mutex<Contents>>,
+    pub process: Arc<Process>,
+    pub replaces: bool,
+}
+
+impl FakeSink {
+    fn conflict(&self, what: String) {
+        self.table.conflicts.lock().unwrap().push(what);
+    }
 }
 
 #[async_trait]
 impl Sink for FakeSink {
     async fn deliver(&self, delivery: &Delivery<'_>) -> Result<(), SinkError> {
-        self.chance.pause(20).await;
-        if self.chance.strikes("sink fails", 12) {
+        let chance = &self.process.chance;
+        let (shard, epoch, timestamp) = (delivery.shard, delivery.epoch, delivery.timestamp);
+        self.process.awaits("deliver").await;
+        chance.pause(20).await;
+        if chance.strikes("sink is slow", 40) {
+            chance.pause(3_000).await;
+        }
+        if chance.strikes("sink fails", 20) {
             return Err(SinkError::Unavailable("the fake sink is away".into()));
         }
-        let half = self.chance.strikes("sink fails half-way", 12);
+        let half = chance.strikes("sink fails half-way", 20);
+        self.process.note(|| format!("delivers output {epoch} of shard {shard} at {timestamp}, half {half}"));
+        let fell_back = {
+            let contents = self.contents.lock().unwrap();
+            if !contents.committed.contains(&(shard, epoch, timestamp)) {
+                self.conflict(format!(
+                    "output {epoch} of shard {shard} at {timestamp} was delivered, but not committed"
+                ));
+            }
+            contents.fell_back.contains(&shard)
+        };
         for batch in delivery.output {
-            let column = |n: usize| batch.rows.column(n).as_primitive::<Int64Type>();
-            for row in 0..batch.rows.num_rows() {
-                if half && row * 2 > batch.rows.num_rows() {
-                    return Err(SinkError::Unavailable("the fake sink went away".into()));
+            let column = |n: usize| batch.rows.column(n).as_primitive::<Int64Type>().values();
+            let rows = if half { batch.rows.num_rows() / 2 } else { batch.rows.num_rows() };
+            for row in 0..rows {
+                if batch.sink == 0 {
+                    let (key, sum, count) = (column(0)[row], column(1)[row], column(2)[row]);
+                    let mut rows = self.table.rows.lock().unwrap();
+                    let held = rows.entry(key).or_insert((sum, count, timestamp));
+                    if held.2 == timestamp && (held.0, held.1) != (sum, count) {
+                        self.conflict(format!("key {key}: {held:?} and {sum}, {count}"));
+                    }
+                    if held.2 < timestamp {
+                        *held = (sum, count, timestamp);
+                    }
+                } else {
+                    let (window, group, sum, count) = (column(0)[row], column(1)[row], column(2)[row], column(3)[row]);
+                    let mut rows = self.table.windows.lock().unwrap();
+                    let held = rows.entry((window, group)).or_insert((sum, count, timestamp));
+                    let again = (sum, count, timestamp);
+                    // Only who went back to an earlier state says the same window again.
+                    if *held != again && !(fell_back && held.2 != timestamp) {
+                        self.conflict(format!("window {window} of group {group} closed twice: {held:?} and {again:?}"));
+                    }
+                    if held.2 < timestamp {
+                        *held = again;
+                    }
                 }
-                let (key, sum, count) = (column(0).value(row), column(1).value(row), column(2).value(row));
-                let mut rows = self.table.rows.lock().unwrap();
-                let held = rows.entry(key).or_insert((sum, count, delivery.timestamp));
-                if held.2 == delivery.timestamp && (held.0, held.1) != (sum, count) {
-                    self.table.conflicts.lock().unwrap().push(format!("key {key}: {held:?} and {sum}, {count}"));
-                }
-                if held.2 < delivery.timestamp {
-                    *held = (sum, count, delivery.timestamp);
-                }
+            }
+            if half {
+                return Err(SinkError::Unavailable("the fake sink went away".into()));
             }
             tokio::task::yield_now().await;
         }
+        self.process.awaits("delivered").await;
         Ok(())
     }
 
     fn replaces(&self) -> bool {
-        true
+        self.replaces
     }
 }

@@ -1,4 +1,4 @@
-//! A fake log: partitions with holes in their offsets, read in ragged batches.
+//! A fake log: partitions with holes in their offsets, read in ragged batches, by readers that sometimes are wrong.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -10,12 +10,15 @@ use strandline_actors::position::{Offset, PartitionKey, Range, SourcePartition};
 use uuid::Uuid;
 
 use crate::faults::Chance;
+use crate::process::Process;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Record {
     pub offset: i64,
     pub key: i64,
     pub value: i64,
+    /// Event time.
+    pub time: i64,
 }
 
 /// A log as its producer fills it.
@@ -32,21 +35,34 @@ pub struct FakeKafka {
 }
 
 impl FakeKafka {
-    pub fn new(chance: Arc<Chance>) -> Self {
-        Self { topic_id: Uuid::from_u128(77), logs: Mutex::default(), chance }
+    pub fn new(chance: Arc<Chance>, partitions: i32) -> Self {
+        let logs = (0..partitions).map(|partition| (partition, Log::default())).collect();
+        Self { topic_id: Uuid::from_u128(77), logs: Mutex::new(logs), chance }
     }
 
     pub fn partition(&self, partition: i32) -> SourcePartition {
         SourcePartition { source: 0, topic: "orders".into(), key: PartitionKey { topic_id: self.topic_id, partition } }
     }
 
+    /// Adds a partition, and answers its number.
+    pub fn grow(&self) -> i32 {
+        let mut logs = self.logs.lock().unwrap();
+        let partition = logs.len() as i32;
+        logs.insert(partition, Log::default());
+        partition
+    }
+
     /// Appends a record, sometimes after a hole.
-    pub fn produce(&self, partition: i32, key: i64, value: i64) {
-        let hole = if self.chance.number(10) == 0 { 1 + self.chance.number(3) as i64 } else { 0 };
+    pub fn produce(&self, partition: i32, key: i64, value: i64, time: i64) {
+        let mut hole = 0;
+        if self.chance.number(10) == 0 {
+            self.chance.dealt("source leaves a gap");
+            hole = 1 + self.chance.number(3) as i64;
+        }
         let mut logs = self.logs.lock().unwrap();
         let log = logs.entry(partition).or_default();
         let offset = log.end + hole;
-        log.records.push(Record { offset, key, value });
+        log.records.push(Record { offset, key, value, time });
         log.end = offset + 1;
         // A transaction marker, which no record follows at first.
         if self.chance.number(20) == 0 {
@@ -55,28 +71,41 @@ impl FakeKafka {
     }
 }
 
-pub struct SharedKafka(pub Arc<FakeKafka>);
+pub struct ProcessKafka {
+    pub kafka: Arc<FakeKafka>,
+    pub process: Arc<Process>,
+}
 
 #[async_trait]
-impl Source for SharedKafka {
+impl Source for ProcessKafka {
     async fn partitions(&self) -> Result<Vec<SourcePartition>, SourceError> {
-        self.0.chance.pause(20).await;
-        let partitions: Vec<i32> = self.0.logs.lock().unwrap().keys().copied().collect();
-        Ok(partitions.into_iter().map(|partition| self.0.partition(partition)).collect())
+        self.process.awaits("partitions").await;
+        self.process.chance.pause(20).await;
+        let partitions: Vec<i32> = self.kafka.logs.lock().unwrap().keys().copied().collect();
+        Ok(partitions.into_iter().map(|partition| self.kafka.partition(partition)).collect())
     }
 
     async fn start_offset(&self, _: &SourcePartition, _: bool) -> Result<Offset, SourceError> {
+        self.process.awaits("start offset").await;
         Ok(Offset(0))
     }
 
     async fn open(&self, partition: &SourcePartition, from: Offset) -> Result<Box<dyn PartitionReader>, SourceError> {
-        self.0.chance.pause(10).await;
-        Ok(Box::new(Reader { kafka: Arc::clone(&self.0), partition: partition.key.partition, position: from.0 }))
+        self.process.awaits("open").await;
+        self.process.chance.pause(10).await;
+        if self.process.chance.strikes("source cannot be opened", 40) {
+            return Err(SourceError::Failed("the fake broker does not answer".into()));
+        }
+        let partition = partition.key.partition;
+        self.process.note(|| format!("reads partition {partition} from {from}"));
+        let (kafka, process) = (Arc::clone(&self.kafka), Arc::clone(&self.process));
+        Ok(Box::new(Reader { kafka, process, partition, position: from.0 }))
     }
 }
 
 struct Reader {
     kafka: Arc<FakeKafka>,
+    process: Arc<Process>,
     partition: i32,
     position: i64,
 }
@@ -84,40 +113,48 @@ struct Reader {
 #[async_trait]
 impl PartitionReader for Reader {
     async fn next(&mut self, limit: BatchLimit) -> Result<SourceBatch, SourceError> {
-        self.kafka.chance.pause(30).await;
-        if self.kafka.chance.strikes("source fails", 200) {
+        let chance = &self.process.chance;
+        chance.pause(30).await;
+        self.process.awaits("read").await;
+        if chance.strikes("source fails", 300) {
             return Err(SourceError::Failed("the fake broker is gone".into()));
         }
-        if self.kafka.chance.strikes("source hangs", 2_000) {
+        if chance.strikes("source hangs", 3_000) {
             std::future::pending::<()>().await;
         }
-        let most = (1 + self.kafka.chance.number(40) as usize).min(limit.rows);
+        if self.position > 0 && chance.strikes("source rewinds", 400) {
+            self.position -= 1 + chance.number(self.position.min(20) as u64) as i64;
+        }
+        let most = (1 + chance.number(40) as usize).min(limit.rows);
         let (records, end) = {
             let logs = self.kafka.logs.lock().unwrap();
             let log = &logs[&self.partition];
-            let records: Vec<Record> =
-                log.records.iter().filter(|record| record.offset >= self.position).take(most).copied().collect();
+            if self.position < log.end && chance.strikes("source jumps ahead", 400) {
+                self.position += 1 + chance.number((log.end - self.position) as u64) as i64;
+            }
+            let first = log.records.partition_point(|record| record.offset < self.position);
+            let records: Vec<Record> = log.records[first..].iter().take(most).copied().collect();
             (records, log.end)
         };
         let until = if records.len() < most { end } else { records.last().map_or(end, |last| last.offset + 1) };
         let from = self.position;
         self.position = until.max(from);
         let empty = records.is_empty() && self.position == from;
+        // Now and then no broker answers, and the end is not known.
+        let end = (!empty || !chance.strikes("end of the log unknown", 20)).then_some(Offset(end));
         let column =
             |of: fn(&Record) -> i64| -> ArrayRef { Arc::new(Int64Array::from_iter_values(records.iter().map(of))) };
         let rows = RecordBatch::try_from_iter([
             ("_offset", column(|record| record.offset)),
             ("key", column(|record| record.key)),
             ("value", column(|record| record.value)),
+            ("time", column(|record| record.time)),
         ])
         .unwrap();
-        Ok(SourceBatch {
-            range: Range::new(Offset(from), Offset(self.position)),
-            bytes: rows.num_rows() * 24,
-            records: rows,
-            // Now and then no broker answers, and the end is not known.
-            end: (!empty || self.kafka.chance.number(20) > 0).then_some(Offset(end)),
-            lost: false,
-        })
+        let range = Range::new(Offset(from), Offset(self.position));
+        if !empty {
+            self.process.note(|| format!("read partition {} {range} of {end:?}", self.partition));
+        }
+        Ok(SourceBatch { range, bytes: rows.num_rows() * 24, records: rows, end, lost: false })
     }
 }

@@ -1,13 +1,13 @@
 //! One run: processes that live and die over one log, one store and one table, until everything is read.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicI64, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use strandline_actors::clock::HybridClock;
 use strandline_actors::env::{Pipeline, Tuning};
-use strandline_actors::message::Target;
 use strandline_actors::ports::{BatchLimit, WallClock};
 use strandline_actors::position::{Counts, Offset};
 use strandline_actors::restart::RestartPolicy;
@@ -15,13 +15,13 @@ use strandline_actors::run::{Handle, Outcome, run};
 use strandline_actors::supervisor::Placement;
 
 use crate::faults::Chance;
-use crate::query::{self, BAD, POISON};
+use crate::process::Process;
+use crate::query::{BAD, DELAY, Held, Ledger, POISON, SumsAndWindows, WINDOW};
 use crate::sink::{FakeSink, Table};
-use crate::source::{FakeKafka, SharedKafka};
+use crate::source::{FakeKafka, ProcessKafka};
 use crate::store::{Contents, FakeStore};
-
-/// By key: sum and count.
-type Sums = BTreeMap<i64, (i64, i64)>;
+use crate::trace::Trace;
+use crate::truth::{Found, Sum, Truth, compare};
 
 /// What a run is like.
 #[derive(Clone, Copy, Debug)]
@@ -31,29 +31,31 @@ pub struct Plan {
     pub records: usize,
     pub partitions: i32,
     pub shards: u32,
+    /// The rows of the sink replace each other. Where they do not, a damaged segment would halt its shard, so none is.
+    pub replaces: bool,
+    /// Partitions may be called idle.
+    pub idle: bool,
+    /// Write down what happens.
+    pub traced: bool,
 }
 
 impl Plan {
     pub fn quiet(seed: u64) -> Self {
-        Self { seed, hostile: false, records: 600, partitions: 3, shards: 2 }
+        Self {
+            seed,
+            hostile: false,
+            records: 600,
+            partitions: 3,
+            shards: 2,
+            replaces: true,
+            idle: false,
+            traced: false,
+        }
     }
 
     pub fn hostile(seed: u64) -> Self {
-        Self { hostile: true, shards: 2 + (seed % 2) as u32, partitions: 3 + (seed % 3) as i32, ..Self::quiet(seed) }
-    }
-}
-
-/// What came out.
-#[derive(Debug)]
-pub struct Report {
-    pub faults: BTreeMap<&'static str, u64>,
-    wrong: Vec<String>,
-    pub trace: Vec<String>,
-}
-
-impl Report {
-    pub fn wrong(&self) -> Option<String> {
-        (!self.wrong.is_empty()).then(|| self.wrong.join("\n"))
+        let (shards, partitions) = (2 + (seed % 2) as u32, 3 + (seed % 3) as i32);
+        Self { hostile: true, shards, partitions, replaces: seed % 5 != 4, idle: seed % 4 == 3, ..Self::quiet(seed) }
     }
 }
 
@@ -63,39 +65,90 @@ struct JumpingClock(Arc<Chance>, tokio::time::Instant);
 
 impl WallClock for JumpingClock {
     fn now_micros(&self) -> i64 {
-        let jump = if self.0.number(20) == 0 { self.0.number(10_000_000) as i64 - 5_000_000 } else { 0 };
+        let jumps = self.0.strikes("clock jumps", 20);
+        let jump = if jumps { self.0.number(10_000_000) as i64 - 5_000_000 } else { 0 };
         1_000_000_000 + self.1.elapsed().as_micros() as i64 + jump
     }
 }
 
+/// A process that runs.
+pub struct Living {
+    pub process: Arc<Process>,
+    pub handle: Handle,
+    pub running: Pin<Box<dyn Future<Output = Result<Outcome, tokio::task::JoinError>>>>,
+    /// It ended by itself.
+    pub ended: bool,
+}
+
+impl Living {
+    /// It waits until another process, which owns the pipeline, is gone.
+    pub fn stands_by(&self) -> bool {
+        self.handle.board().snapshot().owner.is_some()
+    }
+}
+
 pub struct World {
-    plan: Plan,
-    chance: Arc<Chance>,
+    pub plan: Plan,
+    pub chance: Arc<Chance>,
+    pub trace: Arc<Trace>,
     pub kafka: Arc<FakeKafka>,
     pub contents: Arc<Mutex<Contents>>,
     pub table: Arc<Table>,
+    pub ledger: Arc<Ledger>,
     /// The shard whose operator refuses every row.
     pub refusing: Arc<AtomicI64>,
     /// Restarts until an actor halts.
     budget: u32,
     begun: tokio::time::Instant,
-    trace: Mutex<Vec<String>>,
+    processes: Arc<AtomicU32>,
+    /// Event time goes on as records are produced.
+    now: AtomicI64,
+    tuning: [u64; 3],
 }
 
 impl World {
-    /// The same world with fewer restarts until an actor halts.
-    pub fn with_budget(&self, budget: u32) -> Self {
+    pub fn new(plan: Plan) -> Self {
+        let chance = Arc::new(Chance::new(plan.seed, plan.hostile));
+        let kafka = FakeKafka::new(Arc::clone(&chance), plan.partitions);
+        let ledger = Ledger { idle: plan.idle, grown_from: plan.partitions, ..Ledger::default() };
+        Self {
+            tuning: [100 + chance.number(200), 16 + chance.number(64), 120 + chance.number(200)],
+            plan,
+            kafka: Arc::new(kafka),
+            trace: Arc::new(Trace::new(plan.traced)),
+            chance,
+            contents: Arc::default(),
+            table: Arc::default(),
+            ledger: Arc::new(ledger),
+            refusing: Arc::new(AtomicI64::new(-1)),
+            budget: 1_000_000,
+            begun: tokio::time::Instant::now(),
+            processes: Arc::default(),
+            now: AtomicI64::new(0),
+        }
+    }
+
+    fn copy(&self) -> Self {
         Self {
             plan: self.plan,
             chance: Arc::clone(&self.chance),
+            trace: Arc::clone(&self.trace),
             kafka: Arc::clone(&self.kafka),
             contents: Arc::clone(&self.contents),
             table: Arc::clone(&self.table),
+            ledger: Arc::clone(&self.ledger),
             refusing: Arc::clone(&self.refusing),
-            budget,
+            budget: self.budget,
             begun: self.begun,
-            trace: Mutex::default(),
+            processes: Arc::clone(&self.processes),
+            now: AtomicI64::new(self.now.load(Ordering::SeqCst)),
+            tuning: self.tuning,
         }
+    }
+
+    /// The same world with fewer restarts until an actor halts.
+    pub fn with_budget(&self, budget: u32) -> Self {
+        Self { budget, ..self.copy() }
     }
 
     /// The same world after its topic was deleted and made again with the same records.
@@ -103,36 +156,58 @@ impl World {
         let logs = std::mem::take(&mut *self.kafka.logs.lock().unwrap());
         let kafka =
             FakeKafka { topic_id: uuid::Uuid::from_u128(id), logs: Mutex::new(logs), chance: self.chance.clone() };
-        Self { kafka: Arc::new(kafka), ..self.with_budget(self.budget) }
+        Self { kafka: Arc::new(kafka), ..self.copy() }
     }
 
-    fn note(&self, what: impl std::fmt::Display) {
-        let mut trace = self.trace.lock().unwrap();
-        trace.push(format!("{:8.3} {what}", self.begun.elapsed().as_secs_f64()));
+    pub fn note(&self, what: impl FnOnce() -> String) {
+        self.trace.note(what);
     }
 
-    pub fn process(&self) -> (Handle, std::pin::Pin<Box<dyn Future<Output = Outcome>>>) {
-        let store = FakeStore { contents: Arc::clone(&self.contents), chance: Arc::clone(&self.chance) };
-        let sink = FakeSink { table: Arc::clone(&self.table), chance: Arc::clone(&self.chance) };
+    fn truth(&self) -> Truth {
+        Truth { kafka: Arc::clone(&self.kafka), shards: self.plan.shards, seed: self.plan.seed }
+    }
+
+    /// What a plain loop over the whole log finds.
+    pub fn found(&self) -> Found {
+        self.truth().of(None, |_| i64::MAX)
+    }
+
+    /// Starts a process that takes over at once.
+    pub fn start(&self) -> Living {
+        self.start_as("simulated")
+    }
+
+    /// Starts a process under the name of an instance: it waits for the end of an owner of another name.
+    pub fn start_as(&self, instance: &str) -> Living {
+        let number = self.processes.fetch_add(1, Ordering::SeqCst) + 1;
+        let process = Arc::new(Process::new(number, Arc::clone(&self.chance), Arc::clone(&self.trace)));
+        process.note(|| "starts".into());
+        let (contents, ported) = (Arc::clone(&self.contents), || Arc::clone(&process));
+        let store =
+            FakeStore { contents, process: ported(), replaces: self.plan.replaces, truth: Arc::new(self.truth()) };
+        let (table, contents) = (Arc::clone(&self.table), Arc::clone(&self.contents));
+        let sink = FakeSink { table, contents, process: ported(), replaces: self.plan.replaces };
+        let query = SumsAndWindows {
+            shards: self.plan.shards,
+            refusing: Arc::clone(&self.refusing),
+            chance: Arc::clone(&self.chance),
+            ledger: Arc::clone(&self.ledger),
+        };
         let pipeline = Pipeline {
             name: "simulated".into(),
-            instance: "simulated".into(),
+            instance: instance.into(),
             shards: self.plan.shards,
-            fingerprint: "sums".into(),
-            source: Arc::new(SharedKafka(Arc::clone(&self.kafka))),
+            fingerprint: "sums and windows".into(),
+            source: Arc::new(ProcessKafka { kafka: Arc::clone(&self.kafka), process: ported() }),
             store: Arc::new(store),
             sink: Arc::new(sink),
-            query: Arc::new(query::Sums {
-                shards: self.plan.shards,
-                refusing: Arc::clone(&self.refusing),
-                chance: Arc::clone(&self.chance),
-            }),
+            query: Arc::new(query),
             clock: HybridClock::new(Arc::new(JumpingClock(Arc::clone(&self.chance), self.begun))),
             tuning: Tuning {
-                checkpoint_interval: Duration::from_millis(200),
+                checkpoint_interval: Duration::from_millis(self.tuning[0]),
                 quiet_interval: Duration::from_millis(600),
-                batch: BatchLimit { rows: 64, bytes: 4096 },
-                rows_in_flight: 200,
+                batch: BatchLimit { rows: self.tuning[1] as usize, bytes: 4096 },
+                rows_in_flight: self.tuning[2] as usize,
                 bytes_in_flight: 16 << 10,
                 pending_bytes: 4 << 10,
                 discovery_interval: Duration::from_millis(700),
@@ -148,40 +223,58 @@ impl World {
             },
         };
         let (handle, running) = run(Arc::new(pipeline), Placement::Current);
-        (handle, Box::pin(running))
+        process.begins(&handle);
+        Living { process, handle, ended: false, running: Box::pin(tokio::task::spawn_local(running)) }
     }
 
-    /// What a plain loop over the log computes.
-    pub fn truth(&self) -> (Sums, BTreeSet<(i32, i64)>) {
-        let mut sums = Sums::new();
-        let mut letters = BTreeSet::new();
-        for (partition, log) in self.kafka.logs.lock().unwrap().iter() {
-            for record in &log.records {
-                if record.value == BAD || record.value == POISON {
-                    letters.insert((*partition, record.offset));
-                } else {
-                    let sum = sums.entry(record.key).or_default();
-                    (sum.0, sum.1) = (sum.0 + record.value, sum.1 + 1);
-                }
-            }
+    /// Produces records into any partition that exists. Their times run ahead, with some disorder.
+    pub fn produce(&self, count: usize) {
+        let partitions = self.kafka.logs.lock().unwrap().len() as u64;
+        for _ in 0..count {
+            let partition = self.chance.number(partitions) as i32;
+            let value = match self.chance.number(150) {
+                0 => BAD,
+                1 if self.plan.hostile && self.chance.number(3) == 0 => POISON,
+                value => value as i64,
+            };
+            let now = self.now.fetch_add(self.chance.number(7) as i64, Ordering::SeqCst);
+            let late = if self.chance.number(20) == 0 { 300 } else { 30 };
+            let time = now - self.chance.number(late) as i64;
+            self.kafka.produce(partition, self.chance.number(23) as i64, value, time);
         }
-        (sums, letters)
     }
 
-    pub fn differences(&self) -> Vec<String> {
+    /// One record for every partition, so far ahead that all windows before it close. Answers the watermark after it.
+    pub fn produce_last(&self) -> i64 {
+        let far = self.now.load(Ordering::SeqCst) + 10 * WINDOW;
+        let partitions = self.kafka.logs.lock().unwrap().len() as i32;
+        for partition in 0..partitions {
+            self.kafka.produce(partition, self.chance.number(23) as i64, 1, far);
+        }
+        far - DELAY
+    }
+
+    /// Where the table, the dead letters, the counts, the offsets and the stored state differ from the plain loop. `closed`
+    /// is the watermark that all shards must have passed.
+    pub fn differences(&self, closed: Option<i64>) -> Vec<String> {
         let mut wrong = Vec::new();
-        let (sums, letters) = self.truth();
-        let rows: Sums = self.table.rows.lock().unwrap().iter().map(|(key, row)| (*key, (row.0, row.1))).collect();
-        for key in sums.keys().chain(rows.keys()).collect::<BTreeSet<_>>() {
-            if sums.get(key) != rows.get(key) {
-                wrong.push(format!("key {key}: {:?} in the table, {:?} in truth", rows.get(key), sums.get(key)));
+        let contents = self.contents.lock().unwrap();
+        for (partition, log) in self.kafka.logs.lock().unwrap().iter() {
+            let offset = contents.offsets.get(&("orders".to_owned(), *partition)).map(|held| held.0);
+            if offset != Some(Offset(log.end)) {
+                wrong.push(format!("kafka_offsets of {partition}: {offset:?} instead of {}", log.end));
             }
         }
-        let contents = self.contents.lock().unwrap();
-        let found: BTreeSet<(i32, i64)> =
+        if !wrong.is_empty() {
+            return wrong;
+        }
+        let found = self.found();
+        let sums = self.table.rows.lock().unwrap().iter().map(|(key, row)| (*key, (row.0, row.1))).collect();
+        compare(&mut wrong, "the table", "key", &sums, &found.sums);
+        let letters: BTreeSet<(i32, i64)> =
             contents.dead_letters.keys().map(|(key, offset)| (key.partition, *offset)).collect();
-        if found != letters {
-            wrong.push(format!("dead letters {found:?} instead of {letters:?}"));
+        if letters != found.letters {
+            wrong.push(format!("dead letters {letters:?} instead of {:?}", found.letters));
         }
         let mut counts = BTreeMap::<i32, Counts>::new();
         for pointer in contents.pointers.values() {
@@ -190,198 +283,44 @@ impl World {
             }
         }
         for (partition, log) in self.kafka.logs.lock().unwrap().iter() {
-            let offset = contents.offsets.get(&("orders".to_owned(), *partition)).map(|held| held.0);
-            if offset != Some(Offset(log.end)) {
-                wrong.push(format!("kafka_offsets of {partition}: {offset:?} instead of {}", log.end));
+            let counts = counts.get(partition).copied().unwrap_or_default();
+            let late = found.late.get(partition).copied().unwrap_or_default();
+            if counts.total() != log.end as u64 || counts.late != late {
+                wrong.push(format!("partition {partition}: {counts:?} of {} offsets, {late} of them late", log.end));
             }
-            let total = counts.get(partition).map(Counts::total);
-            if total != Some(log.end as u64) {
-                wrong.push(format!("partition {partition}: {total:?} offsets counted of {}", log.end));
-            }
+        }
+        let (states, unreadable) = self.states(&contents);
+        wrong.extend(unreadable);
+        // Every row that is not late is in its window once: told, still open, or counted apart.
+        let told = self.table.windows.lock().unwrap();
+        let told = told.iter().map(|(key, row)| (*key, (row.0, row.1)));
+        let held = states.iter().flat_map(|held| held.windows.iter().chain(&held.early)).map(|(key, sum)| (*key, *sum));
+        let mut windows = BTreeMap::<(i64, i64), Sum>::new();
+        for (key, sum) in told.chain(held) {
+            let all = windows.entry(key).or_default();
+            (all.0, all.1) = (all.0 + sum.0, all.1 + sum.1);
+        }
+        compare(&mut wrong, "the windows", "window", &windows, &found.windows);
+        if closed.is_some() && states.iter().any(|held| held.closed != closed) {
+            let is: Vec<_> = states.iter().map(|held| held.closed).collect();
+            wrong.push(format!("windows are closed up to {is:?} instead of {closed:?}"));
         }
         wrong
     }
 
-    pub fn produce(&self, first: usize, count: usize) {
-        for number in first..first + count {
-            let partition = self.chance.number(self.plan.partitions as u64) as i32;
-            let value = match self.chance.number(100) {
-                0 => BAD,
-                1 if self.plan.hostile && number % 3 == 0 => POISON,
-                value => value as i64,
-            };
-            self.kafka.produce(partition, self.chance.number(23) as i64, value);
-        }
-    }
-
-    /// Damages a segment that a pointer lists and the state before it does not need, between two processes.
-    fn corrupt(&self) {
-        let mut contents = self.contents.lock().unwrap();
-        let pointers: Vec<_> = contents.pointers.values().cloned().collect();
-        for pointer in pointers {
-            let Some(kept) = pointer.kept.first() else { continue };
-            let listed = pointer.content.state.iter().chain(&pointer.content.outbox.segments);
-            let newer: Vec<_> = listed.filter(|segment| !kept.state.contains(segment)).collect();
-            if newer.is_empty() || !self.chance.strikes("segment corrupt", 4) {
-                continue;
-            }
-            let segment = newer[self.chance.number(newer.len() as u64) as usize];
-            contents.damaged.insert(segment.key);
-        }
-    }
-
-    /// Harms the running process for a while.
-    async fn harm(&self, handle: &Handle) {
-        for _ in 0..2 + self.chance.number(4) {
-            self.chance.pause(1_500).await;
-            let number = self.chance.number(8) as u32;
-            let (fault, target) = match self.chance.number(8) {
-                0..=2 => ("partition panics", Target::Partition(number)),
-                3..=5 => ("aggregation panics", Target::Shard(number)),
-                6 => ("committer panics", Target::Committer),
-                _ => ("supervisor panics", Target::Supervisor),
-            };
-            self.note(format!("{fault}: {target:?}"));
-            self.chance.dealt(fault);
-            handle.crash(target);
-        }
-    }
-
-    async fn live(&self) -> Vec<String> {
-        let mut produced = self.plan.records / 5;
-        self.produce(0, produced);
-        if self.plan.hostile {
-            for _ in 0..2 + self.chance.number(3) {
-                self.corrupt();
-                let (handle, running) = self.process();
-                self.note("a process starts");
-                let running = tokio::task::spawn_local(running);
-                self.harm(&handle).await;
-                let more = self.plan.records / 8;
-                self.produce(produced, more);
-                produced += more;
-                self.chance.pause(1_000).await;
-                match self.chance.number(3) {
-                    0 => {
-                        self.note("it is told to stop");
-                        self.chance.dealt("process stopped");
-                        handle.stop();
-                        let outcome = tokio::time::timeout(Duration::from_secs(600), running).await;
-                        self.note(format!("it ended: {outcome:?}"));
-                        if !matches!(outcome, Ok(Ok(Outcome::Stopped | Outcome::Failed(_)))) {
-                            return vec![format!("a process that was told to stop ended with {outcome:?}")];
-                        }
-                    }
-                    1 => {
-                        self.note("it is killed");
-                        self.chance.dealt("process killed");
-                        handle.kill();
-                    }
-                    _ => {
-                        // Two processes at once: the later generation takes over, the earlier one steps down.
-                        self.note("a second process starts beside it");
-                        self.chance.dealt("second process");
-                        let (second, taking_over) = self.process();
-                        let taking_over = tokio::task::spawn_local(taking_over);
-                        // A supervisor that just crashed may have taken the later generation for the first process.
-                        let either = futures::future::select(running, taking_over);
-                        let outcome = tokio::time::timeout(Duration::from_secs(600), either).await;
-                        let outcome = outcome.map(|either| either.factor_first().0);
-                        self.note(format!("one ended: {outcome:?}"));
-                        if !matches!(outcome, Ok(Ok(Outcome::SteppedDown(_)))) {
-                            for process in [&handle, &second] {
-                                self.note(format!("{:#?}", process.board().snapshot()));
-                            }
-                            return vec![format!("no process stepped down: {outcome:?}")];
-                        }
-                        self.chance.pause(500).await;
-                        handle.kill();
-                        second.kill();
-                    }
-                }
-            }
-            self.chance.hostile.store(false, Ordering::SeqCst);
-        }
-        self.produce(produced, self.plan.records.saturating_sub(produced));
-        let (handle, running) = self.process();
-        self.note("the last process starts");
-        let running = tokio::task::spawn_local(running);
-        let patience = tokio::time::Instant::now() + Duration::from_secs(300);
-        while !self.differences().is_empty() && tokio::time::Instant::now() < patience {
-            tokio::time::sleep(Duration::from_millis(500)).await;
-        }
-        handle.stop();
-        let mut wrong = self.differences();
-        match tokio::time::timeout(Duration::from_secs(60), running).await {
-            Ok(Ok(Outcome::Stopped)) => {}
-            other => wrong.push(format!("the last process ended with {other:?}")),
-        }
-        wrong.extend(self.differences());
-        for event in handle.board().snapshot().events {
-            self.note(format!("{}: {}", event.actor, event.what));
-        }
-        let contents = self.contents.lock().unwrap();
-        wrong.extend(contents.broken.iter().cloned());
-        wrong.extend(self.table.conflicts.lock().unwrap().iter().cloned());
+    /// The stored states, and what is wrong with them.
+    fn states(&self, contents: &Contents) -> (Vec<Held>, Vec<String>) {
+        let truth = self.truth();
+        let (mut states, mut wrong) = (Vec::new(), Vec::new());
         for pointer in contents.pointers.values() {
-            for kept in &pointer.kept {
-                for segment in &kept.state {
-                    if !contents.segments.contains_key(&segment.key) {
-                        wrong.push(format!("a kept pointer lists segment {:?}, which is gone", segment.key));
-                    }
+            wrong.extend(truth.state_differences(pointer, &contents.segments, &contents.damaged));
+            states.push(truth.held(pointer, &contents.segments).unwrap_or_default());
+            for segment in pointer.kept.iter().flat_map(|kept| &kept.state) {
+                if !contents.segments.contains_key(&segment.key) {
+                    wrong.push(format!("a kept pointer lists segment {:?}, which is gone", segment.key));
                 }
             }
         }
-        wrong
+        (states, wrong)
     }
-}
-
-thread_local! {
-    static SIMULATING: std::cell::Cell<bool> = const { std::cell::Cell::new(false) };
-}
-
-/// Panics inside a simulation are part of the plan: they need no text.
-fn quiet_panics() {
-    static ONCE: std::sync::Once = std::sync::Once::new();
-    ONCE.call_once(|| {
-        let loud = std::panic::take_hook();
-        std::panic::set_hook(Box::new(move |panic| {
-            if !SIMULATING.get() {
-                loud(panic);
-            }
-        }));
-    });
-}
-
-/// Runs a world on one thread in virtual time.
-pub fn on_one_thread<T: 'static>(plan: Plan, live: impl AsyncFnOnce(&World) -> T + 'static) -> (World, T) {
-    quiet_panics();
-    let system = actix_rt::System::with_tokio_rt(|| {
-        tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap()
-    });
-    system.block_on(async move {
-        let chance = Arc::new(Chance::new(plan.seed, plan.hostile));
-        let world = World {
-            plan,
-            kafka: Arc::new(FakeKafka::new(Arc::clone(&chance))),
-            chance,
-            contents: Arc::default(),
-            table: Arc::default(),
-            refusing: Arc::new(AtomicI64::new(-1)),
-            budget: 1_000_000,
-            begun: tokio::time::Instant::now(),
-            trace: Mutex::default(),
-        };
-        SIMULATING.set(true);
-        let out = live(&world).await;
-        SIMULATING.set(false);
-        (world, out)
-    })
-}
-
-/// Lives through a plan.
-pub fn simulate(plan: Plan) -> Report {
-    let (world, wrong) = on_one_thread(plan, async |world| world.live().await);
-    let faults = world.chance.dealt.lock().unwrap().clone();
-    Report { faults, wrong, trace: world.trace.into_inner().unwrap() }
 }

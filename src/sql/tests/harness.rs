@@ -148,7 +148,7 @@ pub(super) fn run_cut(
     let partition = partition(0);
     let mut stage = plan.query().source_stage(&partition);
     let batch = batch(log, from, until);
-    stage.run(StageInput { partition: &partition, batch: &batch, watermark: None, cuts, poison })
+    stage.run(StageInput { partition: &partition, batch: &batch, watermark: None, quiet: None, cuts, poison })
 }
 
 pub(super) fn total(output: &StageOutput) -> Counts {
@@ -213,7 +213,8 @@ impl Pipeline {
         let partition = partition(number as i32);
         let batch = batch(log, from, until);
         let cuts = vec![Some(Offset(from)); self.shards];
-        let input = StageInput { partition: &partition, batch: &batch, watermark: None, cuts: &cuts, poison: &[] };
+        let input =
+            StageInput { partition: &partition, batch: &batch, watermark: None, quiet: None, cuts: &cuts, poison: &[] };
         let output = self.stages[number].run(input).unwrap();
         assert_eq!(total(&output).total(), (until - from) as u64, "every offset is counted once");
         self.counts.add(&total(&output));

@@ -1,0 +1,103 @@
+//! One process as its ports see it: it may panic, die or freeze at every await.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use strandline_actors::message::Target;
+use strandline_actors::run::Handle;
+use tokio::sync::Notify;
+
+use crate::faults::Chance;
+use crate::trace::Trace;
+
+pub struct Process {
+    pub number: u32,
+    pub chance: Arc<Chance>,
+    pub trace: Arc<Trace>,
+    frozen: AtomicBool,
+    woken: Notify,
+    /// Taken out when the process has ended: the handle holds the ports, and they hold this.
+    handle: Mutex<Option<Handle>>,
+}
+
+impl Process {
+    pub fn new(number: u32, chance: Arc<Chance>, trace: Arc<Trace>) -> Self {
+        Self { number, chance, trace, frozen: false.into(), woken: Notify::new(), handle: Mutex::default() }
+    }
+
+    pub fn begins(&self, handle: &Handle) {
+        *self.handle.lock().unwrap() = Some(handle.clone());
+    }
+
+    pub fn note(&self, what: impl FnOnce() -> String) {
+        self.trace.note(|| format!("process {}: {}", self.number, what()));
+    }
+
+    /// Whatever a port does, it does here first, and here again before it answers.
+    pub async fn awaits(self: &Arc<Self>, what: &str) {
+        if self.chance.strikes("port panics", 1_500) {
+            self.note(|| format!("panics at {what}"));
+            panic!("a port panics by chance");
+        }
+        if self.chance.strikes("an actor panics at an await of another", 1_500) {
+            let target = match self.chance.number(4) {
+                0 => Target::Committer,
+                1 => Target::Partition(self.chance.number(8) as u32),
+                _ => Target::Shard(self.chance.number(8) as u32),
+            };
+            self.note(|| format!("{target:?} panics at {what}"));
+            if let Some(handle) = &*self.handle.lock().unwrap() {
+                handle.crash(target);
+            }
+        }
+        if self.chance.strikes("process killed at an await", 6_000) {
+            self.note(|| format!("killed at {what}"));
+            self.kill();
+            std::future::pending::<()>().await;
+        }
+        if self.chance.strikes("process frozen at an await", 3_000) {
+            self.note(|| format!("freezes at {what}"));
+            self.freeze();
+            let process = Arc::clone(self);
+            tokio::task::spawn_local(async move {
+                process.chance.pause(6_000).await;
+                process.wake();
+            });
+        }
+        // Nothing of it gets on: neither what it sends nor what was answered to it.
+        while self.frozen.load(Ordering::SeqCst) {
+            let woken = self.woken.notified();
+            let _ = tokio::time::timeout(Duration::from_secs(1), woken).await;
+        }
+    }
+
+    pub fn freeze(&self) {
+        self.frozen.store(true, Ordering::SeqCst);
+    }
+
+    pub fn wake(&self) {
+        if self.frozen.swap(false, Ordering::SeqCst) {
+            self.note(|| "wakes".into());
+            self.woken.notify_waiters();
+        }
+    }
+
+    pub fn kill(&self) {
+        if let Some(handle) = &*self.handle.lock().unwrap() {
+            handle.kill();
+        }
+    }
+
+    /// What went wrong in it, as its board shows.
+    pub fn ended(&self, broken: &mut Vec<String>) {
+        let Some(handle) = self.handle.lock().unwrap().take() else { return };
+        for event in handle.board().snapshot().events {
+            self.note(|| format!("board: {}: {}", event.actor, event.what));
+            // Lanes are contiguous, and those of earlier lives are fenced: no shard ever sees a gap.
+            if event.what.contains("there is a gap") || event.what.starts_with("halted") {
+                broken.push(format!("process {}: {}: {}", self.number, event.actor, event.what));
+            }
+        }
+    }
+}
