@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use arrow::array::{Array, AsArray, BooleanArray, RecordBatch};
 use arrow::compute::{filter_record_batch, interleave_record_batch, not};
 use arrow::error::ArrowError;
-use arrow::row::{OwnedRow, RowConverter, SortField};
+use arrow::row::{RowConverter, SortField};
 
 /// How many segments of one tier are merged.
 const FAN_IN: usize = 4;
@@ -39,12 +39,14 @@ pub fn merge(deltas: &[RecordBatch], key_columns: usize, whole: bool) -> Result<
     let schema = first.schema();
     let fields = schema.fields()[..key_columns].iter().map(|field| SortField::new(field.data_type().clone())).collect();
     let converter = RowConverter::new(fields)?;
-    let mut newest: HashMap<OwnedRow, (usize, usize)> = HashMap::new();
-    for (number, delta) in deltas.iter().enumerate() {
-        let keys = converter.convert_columns(&delta.columns()[..key_columns])?;
-        for row in 0..delta.num_rows() {
-            newest.insert(keys.row(row).owned(), (number, row));
-        }
+    let keys = deltas
+        .iter()
+        .map(|delta| converter.convert_columns(&delta.columns()[..key_columns]))
+        .collect::<Result<Vec<_>, _>>()?;
+    let most = deltas.iter().map(RecordBatch::num_rows).max().unwrap_or(0);
+    let mut newest: HashMap<&[u8], (usize, usize)> = HashMap::with_capacity(most);
+    for (number, keys) in keys.iter().enumerate() {
+        newest.extend(keys.iter().enumerate().map(|(row, key)| (key.data(), (number, row))));
     }
     let mut places: Vec<(usize, usize)> = newest.into_values().collect();
     places.sort_unstable();

@@ -90,7 +90,6 @@ const DEFAULTS: &[(&str, &str)] = &[
     ("fetch.wait.max.ms", "10"),
     ("fetch.queue.backoff.ms", "1"),
     ("fetch.error.backoff.ms", "200"),
-    ("queued.min.messages", "100000"),
     ("reconnect.backoff.max.ms", "2000"),
     ("socket.keepalive.enable", "true"),
     ("log.connection.close", "false"),
@@ -181,6 +180,7 @@ impl Properties {
         let budget = fetch_budget(memory, partitions);
         let mut map = self.map.clone();
         map.entry("queued.max.messages.kbytes".into()).or_insert_with(|| budget.queued_kbytes.to_string());
+        map.entry("queued.min.messages".into()).or_insert_with(|| budget.queued_messages.to_string());
         map.entry("fetch.message.max.bytes".into()).or_insert_with(|| budget.fetch_bytes.to_string());
         // The log tells when a topic gets another id; everything else at that level is left out again.
         map.insert("log_level".into(), "7".into());
@@ -242,6 +242,7 @@ fn nearest(name: &str, known: Vec<String>) -> Option<String> {
 #[derive(Debug, PartialEq, Eq)]
 struct Budget {
     queued_kbytes: usize,
+    queued_messages: usize,
     fetch_bytes: usize,
 }
 
@@ -251,10 +252,16 @@ fn fetch_budget(memory: usize, partitions: usize) -> Budget {
     const LEAST: usize = 64 << 10;
     const LARGEST_FETCH: usize = 1 << 20;
     const LARGEST_QUEUE: usize = 2_097_151;
+    // What librdkafka keeps for a small record beside its payload is several times the payload, and counts nowhere.
+    const RECORD: usize = 800;
     let share = memory / partitions.max(1);
     let fetch_bytes = (share / 2).clamp(LEAST, LARGEST_FETCH);
     let queued = share.saturating_sub(fetch_bytes).max(LEAST);
-    Budget { queued_kbytes: (queued / 1000).min(LARGEST_QUEUE), fetch_bytes }
+    Budget {
+        queued_kbytes: (queued / 1000).min(LARGEST_QUEUE),
+        queued_messages: (share / RECORD).clamp(500, 100_000),
+        fetch_bytes,
+    }
 }
 
 #[cfg(test)]
@@ -392,6 +399,6 @@ mod tests {
             assert!(total(partitions) > 60 << 20, "{partitions}: {}", total(partitions));
         }
         assert_eq!(fetch_budget(64 << 20, 0), fetch_budget(64 << 20, 1));
-        assert_eq!(fetch_budget(1, 1_000), Budget { queued_kbytes: 65, fetch_bytes: 64 << 10 });
+        assert_eq!(fetch_budget(1, 1_000), Budget { queued_kbytes: 65, queued_messages: 500, fetch_bytes: 64 << 10 });
     }
 }
