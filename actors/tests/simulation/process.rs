@@ -1,6 +1,6 @@
 //! One process as its ports see it: it may panic, die or freeze at every await.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -15,7 +15,8 @@ pub struct Process {
     pub number: u32,
     pub chance: Arc<Chance>,
     pub trace: Arc<Trace>,
-    frozen: AtomicBool,
+    /// Odd while it is frozen: each freezing and waking counts.
+    frozen: AtomicU64,
     woken: Notify,
     /// Taken out when the process has ended: the handle holds the ports, and they hold this.
     handle: Mutex<Option<Handle>>,
@@ -23,7 +24,7 @@ pub struct Process {
 
 impl Process {
     pub fn new(number: u32, chance: Arc<Chance>, trace: Arc<Trace>) -> Self {
-        Self { number, chance, trace, frozen: false.into(), woken: Notify::new(), handle: Mutex::default() }
+        Self { number, chance, trace, frozen: 0.into(), woken: Notify::new(), handle: Mutex::default() }
     }
 
     pub fn begins(&self, handle: &Handle) {
@@ -58,26 +59,36 @@ impl Process {
         }
         if self.chance.strikes("process frozen at an await", 3_000) {
             self.note(|| format!("freezes at {what}"));
-            self.freeze();
+            let freeze = self.freeze();
             let process = Arc::clone(self);
             tokio::task::spawn_local(async move {
                 process.chance.pause(6_000).await;
-                process.wake();
+                // Unless somebody has meanwhile decided how long it is to last.
+                if process.frozen.load(Ordering::SeqCst) == freeze {
+                    process.wake();
+                }
             });
         }
         // Nothing of it gets on: neither what it sends nor what was answered to it.
-        while self.frozen.load(Ordering::SeqCst) {
+        while self.is_frozen() {
             let woken = self.woken.notified();
             let _ = tokio::time::timeout(Duration::from_secs(1), woken).await;
         }
     }
 
-    pub fn freeze(&self) {
-        self.frozen.store(true, Ordering::SeqCst);
+    fn is_frozen(&self) -> bool {
+        !self.frozen.load(Ordering::SeqCst).is_multiple_of(2)
+    }
+
+    /// Freezes it, also when it is frozen already: for how long is a new matter. Answers which freeze this is.
+    pub fn freeze(&self) -> u64 {
+        let step = if self.is_frozen() { 2 } else { 1 };
+        self.frozen.fetch_add(step, Ordering::SeqCst) + step
     }
 
     pub fn wake(&self) {
-        if self.frozen.swap(false, Ordering::SeqCst) {
+        if self.is_frozen() {
+            self.frozen.fetch_add(1, Ordering::SeqCst);
             self.note(|| "wakes".into());
             self.woken.notify_waiters();
         }
