@@ -37,6 +37,7 @@
 mod column;
 mod fault;
 mod flat;
+mod flat_object;
 mod nested;
 mod number;
 mod options;

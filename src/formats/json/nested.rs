@@ -15,6 +15,7 @@ use arrow::error::ArrowError;
 use super::column::{Column, Named};
 use super::fault::{Fault, excerpt, shown};
 use super::flat::{Keys, finish_nulls};
+use super::flat_object;
 use super::options::MissingField;
 use super::reader::{self, Value};
 
@@ -47,13 +48,13 @@ impl Members {
         found.fill(None);
         // Records name their fields in the same order mostly, so the next name is likely that of the next field.
         let mut next = 0;
-        reader::members(text, |name, value| {
+        let mut take = |name: &str, value: &str| {
             let place = if fields.get(next).is_some_and(|field| field.name == name) {
                 Some(next)
             } else if fields.len() < MANY_FIELDS {
                 fields.iter().position(|field| field.name == name)
             } else {
-                places.get(name.as_ref()).copied()
+                places.get(name).copied()
             };
             if let Some(place) = place {
                 let start = value.as_ptr() as usize - text.as_ptr() as usize;
@@ -62,11 +63,16 @@ impl Members {
             } else if others.as_ref().is_some_and(|others| !others.iter().any(|other| *other == name)) {
                 return Err(Fault::new(format!(
                     "the field \"{}\" is not declared, and 'json.extra' is 'error'",
-                    excerpt(&name)
+                    excerpt(name)
                 )));
             }
             Ok(())
-        })?;
+        };
+        match flat_object::members(text, &mut take) {
+            Some(walked) => walked?,
+            // What the quick walk found already is found again.
+            None => reader::members(text, |name, value| take(&name, value))?,
+        }
         for (field, found) in fields.iter_mut().zip(found) {
             field.append(found.take().and_then(|place| text.get(place)).map(Value::of), *missing)?;
         }
