@@ -1,0 +1,64 @@
+//! Whether the event time of a table, the windows of a query and the output mode of its sink go together.
+
+use arrow::datatypes::DataType;
+use datafusion::logical_expr::Expr;
+
+use super::error::SqlError;
+use super::metadata::Metadata;
+use super::options::{OutputMode, WatermarkText};
+use super::shape::{Grouping, Shape};
+use super::statements::SourceTable;
+
+/// Refuses an output mode that the query cannot have, and windows over another time than the watermark's.
+pub(super) fn check(shape: &Shape, source: &SourceTable, mode: OutputMode) -> Result<(), SqlError> {
+    let watermark = source.options.watermark.as_ref();
+    watermark.map_or(Ok(()), |watermark| check_event_time(source, watermark))?;
+    if let (Some(Grouping { window: Some((_, _, time)), .. }), Some(watermark)) = (&shape.grouping, watermark) {
+        let same = matches!(time, Expr::Column(column) if column.name == watermark.column);
+        if !same {
+            return Err(SqlError::new(format!(
+                "the window is over {}, but the watermark of {} follows {} and cannot say when such a window is over: \
+                 take one of them for both",
+                shape.display(time),
+                source.name,
+                watermark.column
+            )));
+        }
+    }
+    match (mode, &shape.grouping) {
+        (OutputMode::Append, Some(Grouping { window: None, .. })) => Err(SqlError::new(
+            "'output.mode' 'append' writes a group once, when it is final, but without a window in GROUP BY no group ever \
+             is: add window(...), or take 'update'",
+        )),
+        (OutputMode::Append, Some(_)) if watermark.is_none() => Err(SqlError::new(format!(
+            "'output.mode' 'append' writes a window once, when it is final, and only a watermark says when that is: set \
+             'watermark.column' and 'watermark.delay' on {}, or take 'update'",
+            source.name
+        ))),
+        (OutputMode::Complete { .. }, None) => Err(SqlError::new(
+            "'output.mode' 'complete' writes the whole result again and again, but without GROUP BY that would be every \
+             record there ever was: take 'append'",
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Refuses an event time that is no time of the table.
+fn check_event_time(source: &SourceTable, watermark: &WatermarkText) -> Result<(), SqlError> {
+    let error = |message: String| SqlError::at(format!("table {}: {message}", source.name), watermark.place);
+    let name = watermark.column.as_str();
+    if name == Metadata::Timestamp.name() {
+        return Ok(());
+    }
+    match source.columns.field_with_name(name) {
+        Ok(field) if matches!(field.data_type(), DataType::Timestamp(..)) => Ok(()),
+        Ok(field) => Err(error(format!(
+            "'watermark.column' '{name}' is {}, not a TIMESTAMP; for numbers declare the column as TIMESTAMP and set \
+             'json.timestamp.unit'",
+            field.data_type()
+        ))),
+        Err(_) => Err(error(format!(
+            "'watermark.column' '{name}' is no column of the table; take one that is, or '_timestamp' for Kafka's"
+        ))),
+    }
+}

@@ -1,0 +1,421 @@
+//! Windows of event time against a reference that keeps all rows, however the log is cut, whichever partition comes first
+//! and whenever a shard starts anew.
+
+use std::collections::BTreeMap;
+
+use datafusion::common::ScalarValue;
+
+use super::harness::{Dice, Pipeline, Record, assert_rows, log};
+
+/// A random query over windows, in milliseconds.
+#[derive(Debug)]
+struct Query {
+    size: i64,
+    slide: i64,
+    offset: i64,
+    delay: i64,
+    append: bool,
+    having: bool,
+    dead_letters: bool,
+}
+
+impl Query {
+    fn random(dice: &mut Dice) -> Self {
+        let size = 1 + dice.below(40) as i64;
+        let slide = if dice.chance(50) { size } else { 1 + dice.below(size as usize) as i64 };
+        Self {
+            size,
+            slide,
+            offset: dice.below(30) as i64 - 10,
+            delay: dice.below(60) as i64,
+            append: dice.chance(50),
+            having: dice.chance(30),
+            dead_letters: dice.chance(30),
+        }
+    }
+
+    fn sql(&self) -> String {
+        let Self { size, slide, offset, delay, .. } = self;
+        let mode = if self.append { "append" } else { "update" };
+        let having = if self.having { "HAVING sum(v) % 3 <> 0 AND window.end <> to_timestamp_millis(7)" } else { "" };
+        let late = if self.dead_letters { "dead-letter" } else { "drop" };
+        format!(
+            "CREATE EXTERNAL TABLE orders (k VARCHAR, v BIGINT, ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://orders'
+               OPTIONS ('json.timestamp.unit' 'millis', 'watermark.column' 'ts', 'watermark.delay' '{delay} milliseconds',
+                 'late.rows' '{late}');
+             CREATE EXTERNAL TABLE result (start TIMESTAMP(3), until TIMESTAMP, k VARCHAR, n BIGINT, total BIGINT,
+                 PRIMARY KEY (start, k))
+               STORED AS TABLE LOCATION 'console://' OPTIONS ('output.mode' '{mode}');
+             INSERT INTO result
+             SELECT window.start, window.end, k, count(*), sum(v) FROM orders WHERE v > 0
+             GROUP BY k, window(ts, '{size} milliseconds', '{slide} milliseconds', '{offset} milliseconds') {having}"
+        )
+    }
+}
+
+/// A record of the log: its key, value and time, as they are sent.
+#[derive(Clone, Debug)]
+struct Order {
+    k: usize,
+    v: i64,
+    ts: Option<i64>,
+}
+
+fn orders(dice: &mut Dice) -> Vec<Order> {
+    let records = dice.below(80);
+    let mut now = dice.below(300) as i64 - 200;
+    (0..records)
+        .map(|_| {
+            now += dice.below(6) as i64;
+            let ts = match dice.below(20) {
+                0 => now - dice.below(300) as i64,
+                1 => now + dice.below(50) as i64,
+                _ => now - dice.below(20) as i64,
+            };
+            Order { k: dice.below(3), v: dice.below(9) as i64 - 1, ts: (!dice.chance(4)).then_some(ts) }
+        })
+        .collect()
+}
+
+fn records(orders: &[Order]) -> Vec<Record> {
+    log(orders.iter().map(|Order { k, v, ts }| {
+        let ts = ts.map_or_else(|| "null".to_owned(), |ts| ts.to_string());
+        format!("{{\"k\":\"k{k}\",\"v\":{v},\"ts\":{ts}}}")
+    }))
+}
+
+/// What must come out.
+#[derive(Default)]
+struct Truth {
+    /// Count and sum by start and key.
+    groups: BTreeMap<(i64, usize), (i64, i64)>,
+    late: u64,
+    bad: usize,
+    /// The lowest of the partitions' watermarks.
+    watermark: Option<i64>,
+}
+
+/// The reference: every window that could be, row by row.
+fn truth(query: &Query, logs: &[Vec<Order>]) -> Truth {
+    let mut truth = Truth::default();
+    let mut watermarks = Vec::new();
+    for log in logs {
+        let mut highest: Option<i64> = None;
+        for Order { k, v, ts } in log {
+            let watermark = highest.map(|highest| highest - query.delay);
+            // Also rows that the query leaves out move it.
+            highest = highest.max(*ts);
+            if *v <= 0 {
+                continue;
+            }
+            let Some(ts) = ts else {
+                truth.bad += 1;
+                continue;
+            };
+            let mut timely = false;
+            for start in ts - query.size + 1..=*ts {
+                let is_start = (start - query.offset) % query.slide == 0;
+                if is_start && watermark.is_none_or(|watermark| start + query.size > watermark) {
+                    let (count, sum) = truth.groups.entry((start, *k)).or_default();
+                    (*count, *sum, timely) = (*count + 1, *sum + v, true);
+                }
+            }
+            truth.late += u64::from(!timely);
+        }
+        watermarks.push(highest.map(|highest| highest - query.delay));
+    }
+    truth.watermark = watermarks.into_iter().min().flatten();
+    truth
+}
+
+impl Truth {
+    fn closed(&self, query: &Query, start: i64) -> bool {
+        self.watermark.is_some_and(|watermark| start + query.size <= watermark)
+    }
+
+    fn rows(&self, query: &Query) -> Vec<Vec<ScalarValue>> {
+        let millis = |time: i64| ScalarValue::TimestampMillisecond(Some(time), None);
+        let nanos = |time: i64| ScalarValue::TimestampNanosecond(Some(time * 1_000_000), None);
+        self.groups
+            .iter()
+            .filter(|((start, _), _)| !query.append || self.closed(query, *start))
+            .filter(|((start, _), (_, sum))| !query.having || (sum % 3 != 0 && start + query.size != 7))
+            .map(|((start, k), (count, sum))| {
+                let key = ScalarValue::Utf8(Some(format!("k{k}")));
+                let counts = [*count, *sum].map(|number| ScalarValue::Int64(Some(number)));
+                [vec![millis(*start), nanos(start + query.size), key], counts.to_vec()].concat()
+            })
+            .collect()
+    }
+}
+
+/// Runs one query over some logs in one of many ways, and compares everything.
+fn check(query: &Query, orders: &[Vec<Order>], shards: usize, dice: &mut Dice) {
+    let logs: Vec<_> = orders.iter().map(|orders| records(orders)).collect();
+    let truth = truth(query, orders);
+    let mut pipeline = Pipeline::new(&query.sql(), shards, logs.len());
+    pipeline.run(&logs, dice);
+    assert_rows(&pipeline, truth.rows(query));
+    assert_eq!(pipeline.counts.late, truth.late, "{query:?}");
+    assert_eq!(pipeline.counts.dead_lettered as usize, truth.bad);
+    let late_letters = if query.dead_letters { truth.late as usize } else { 0 };
+    assert_eq!(pipeline.letters.len(), truth.bad + late_letters);
+    assert_eq!(pipeline.letters.iter().filter(|letter| letter.reason.starts_with("late: ")).count(), late_letters);
+    if query.append {
+        assert!(pipeline.written.values().all(|times| *times == 1), "each window is written once");
+    }
+    let open = truth.groups.keys().filter(|(start, _)| !truth.closed(query, *start)).count();
+    assert_eq!(pipeline.keys(), open, "closed windows leave the state");
+    assert!(pipeline.checkpoint_all().is_empty(), "nothing is written twice");
+}
+
+#[test]
+fn random_windows_equal_a_reference_that_keeps_all_rows() {
+    let (mut late, mut closed) = (0, 0);
+    for seed in 0..250 {
+        let mut dice = Dice::new(seed);
+        let query = Query::random(&mut dice);
+        let orders: Vec<_> = (0..1 + dice.below(3)).map(|_| orders(&mut dice)).collect();
+        for _ in 0..4 {
+            let shards = 1 + dice.below(3);
+            check(&query, &orders, shards, &mut dice);
+        }
+        let truth = truth(&query, &orders);
+        late += truth.late;
+        closed += truth.groups.keys().filter(|(start, _)| truth.closed(&query, *start)).count();
+    }
+    assert!(late > 500 && closed > 2000, "the cases have {late} late rows and {closed} closed windows");
+}
+
+/// A pipeline over times in milliseconds, `watermark` behind them.
+fn pipeline(options: &str, result: &str, mode: &str, select: &str) -> Pipeline {
+    Pipeline::new(
+        &format!(
+            "CREATE EXTERNAL TABLE orders (k VARCHAR, v BIGINT, ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://orders'
+               OPTIONS ('json.timestamp.unit' 'millis', 'watermark.column' 'ts', {options});
+             CREATE EXTERNAL TABLE result ({result}) STORED AS TABLE LOCATION 'console://'
+               OPTIONS ('output.mode' '{mode}');
+             {select}"
+        ),
+        2,
+        1,
+    )
+}
+
+fn order(k: &str, v: i64, ts: i64) -> String {
+    format!("{{\"k\":\"{k}\",\"v\":{v},\"ts\":{ts}}}")
+}
+
+fn shown(pipeline: &Pipeline) -> Vec<String> {
+    let mut rows: Vec<_> =
+        pipeline.rows.values().map(|row| row.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")).collect();
+    rows.sort();
+    rows
+}
+
+/// A window is an expression like any other: for a query around it, a view, and a struct of both bounds.
+#[test]
+fn bounds_in_queries_around_the_aggregation() {
+    let outer = [
+        "INSERT INTO result SELECT s, n FROM
+           (SELECT window.start AS s, k, count(*) AS n FROM orders GROUP BY window(ts, '10 milliseconds'), k) WHERE n > 1",
+        "CREATE VIEW counts AS SELECT window, count(*) AS n FROM orders GROUP BY k, window(ts, '10 milliseconds');
+         INSERT INTO result SELECT window.start, n FROM counts WHERE n > 1",
+        "WITH c AS (SELECT window AS w, count(*) AS n FROM orders GROUP BY k, window(ts, INTERVAL '10' MILLISECOND))
+         INSERT INTO result SELECT c.w.start, n FROM c WHERE n > 1",
+        "INSERT INTO result SELECT start, n FROM
+           (SELECT window.start, window.end, count(*) AS n FROM orders GROUP BY window(ts, '10 milliseconds'), k)
+           WHERE n > 1",
+        "INSERT INTO result SELECT window.start, count(*) FROM orders o
+           GROUP BY k, window(o.ts, '10 milliseconds', '10 milliseconds', '20 milliseconds') HAVING count(*) > 1",
+        "INSERT INTO result SELECT window(ts, '10 milliseconds').start, count(*) FROM orders
+           GROUP BY k, window(ts, '10 milliseconds') HAVING count(*) > 1",
+    ];
+    let mut fingerprints = Vec::new();
+    for select in outer {
+        let select = match select.strip_prefix("WITH") {
+            Some(rest) => {
+                let (with, insert) = rest.split_once("INSERT INTO result").unwrap();
+                format!("INSERT INTO result WITH{with}{insert}")
+            }
+            None => select.to_owned(),
+        };
+        let delay = "'watermark.delay' '5 milliseconds'";
+        let mut pipeline = pipeline(delay, "start TIMESTAMP(3), n BIGINT", "append", &select);
+        let orders = [("a", 1), ("b", 3), ("a", 9), ("a", 12), ("c", 14), ("c", 16), ("d", 25), ("d", 26)];
+        pipeline.batch(0, &log(orders.map(|(k, ts)| order(k, 1, ts))), 0, 8);
+        pipeline.checkpoint_all();
+        assert_eq!(shown(&pipeline), ["0 2", "10 2"], "{select}");
+        assert_eq!(pipeline.keys(), 1, "{select}");
+        fingerprints.push(pipeline.plan.fingerprint);
+    }
+    assert_eq!(fingerprints[1], fingerprints[2]);
+    assert_eq!(fingerprints[4], fingerprints[5], "one meaning, written otherwise");
+}
+
+/// Either bound of a window in the primary key stands for it, also in a coarser type that holds round bounds apart.
+#[test]
+fn either_bound_determines_the_window() {
+    for (key, bound, window, good) in [
+        ("TIMESTAMP(3)", "window.start", "window(ts, '10 milliseconds')", true),
+        ("TIMESTAMP", "window.end", "window(ts, '10 milliseconds')", true),
+        ("TIMESTAMP(0)", "window.end", "window(ts, '1 minute')", true),
+        ("TIMESTAMP(0)", "window.start", "window(ts, '10 milliseconds')", false),
+        ("TIMESTAMP(0)", "window.start", "window(ts, '1 minute', '1 minute', '5 milliseconds')", false),
+        ("TIMESTAMP(0)", "calendar_window.end", "calendar_window(ts, 'month', 'Asia/Kathmandu')", true),
+        ("BIGINT", "count(ts)", "window(ts, '1 minute')", false),
+    ] {
+        let sql = format!(
+            "CREATE EXTERNAL TABLE orders (ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://orders';
+             CREATE EXTERNAL TABLE result (b {key} PRIMARY KEY, n BIGINT) STORED AS CQL LOCATION 'cassandra://a/b';
+             INSERT INTO result SELECT {bound}, count(*) FROM orders GROUP BY {window}"
+        );
+        match good {
+            true => drop(super::harness::planned(&sql)),
+            false => assert!(super::harness::refused(&sql).contains("primary key"), "{sql}"),
+        }
+    }
+}
+
+/// One record from the far future closes nothing; a record a little ahead does.
+#[test]
+fn a_record_from_the_far_future_does_not_move_the_watermark() {
+    let select = "INSERT INTO result SELECT window.start, count(*) FROM orders GROUP BY window(ts, '1 second')";
+    let options = "'watermark.max.ahead' '1 hour'";
+    let mut pipeline = pipeline(options, "start TIMESTAMP(3) PRIMARY KEY, n BIGINT", "append", select);
+    // The harness gives each record its Kafka timestamp: 1,700,000,000,000 plus its offset.
+    let now = 1_700_000_000_000;
+    let times = [now, now + 3_600_002, now + 500, 253_402_300_799_000, now + 700, now + 3_600_004, now];
+    let log = log(times.map(|ts| order("a", 1, ts)));
+    (0..7).for_each(|at| pipeline.batch(0, &log, at, at + 1));
+    // Record 1 is 1 ms too far ahead; record 5 is not, and moves the watermark, so record 6 is late.
+    assert_eq!(pipeline.watermarks[0], Some((now + 3_600_004) * 1_000_000));
+    pipeline.checkpoint_all();
+    assert_eq!(shown(&pipeline), ["1700000000000 3"]);
+    assert_eq!((pipeline.counts.processed, pipeline.counts.late), (6, 1));
+    assert_eq!(pipeline.keys(), 2, "the windows an hour ahead and in the year 9999");
+}
+
+/// Without windows a row is late if its time is before the watermark, which a row of NULL never is.
+#[test]
+fn late_rows_without_windows() {
+    let select = "INSERT INTO result SELECT k, sum(v) FROM orders GROUP BY k";
+    let options = "'watermark.delay' '10 milliseconds', 'late.rows' 'dead-letter'";
+    let mut pipeline = pipeline(options, "k VARCHAR PRIMARY KEY, total BIGINT", "update", select);
+    let values = [("a", 1, 100), ("a", 2, 90), ("a", 4, 89), ("a", 8, 110), ("a", 16, 99), ("a", 32, 100)];
+    let mut values = values.map(|(k, v, ts)| order(k, v, ts)).to_vec();
+    values.push("{\"k\":\"a\",\"v\":64}".to_owned());
+    let log = log(values);
+    pipeline.batch(0, &log, 0, 7);
+    pipeline.checkpoint_all();
+    assert_eq!(shown(&pipeline), ["a 107"]);
+    let letters: Vec<_> = pipeline.letters.iter().map(|letter| (letter.offset, letter.reason.as_str())).collect();
+    assert_eq!(
+        letters,
+        [
+            (2, "late: the watermark of its partition was at 1970-01-01T00:00:00.090Z before it"),
+            (4, "late: the watermark of its partition was at 1970-01-01T00:00:00.100Z before it")
+        ]
+    );
+    assert_eq!((pipeline.counts.late, pipeline.counts.processed), (2, 5));
+}
+
+/// A bad record moves no watermark, whatever time it says.
+#[test]
+fn bad_records_do_not_move_the_watermark() {
+    let select =
+        "INSERT INTO result SELECT window.start, sum(100 / v) FROM orders GROUP BY window(ts, '10 milliseconds')";
+    let options = "'rule.sane' 'v < 1000', 'bad.records' 'skip'";
+    let mut pipeline = pipeline(options, "start TIMESTAMP(3) PRIMARY KEY, n BIGINT", "append", select);
+    let records = [("a", 1, 5), ("a", 1000, 900), ("a", 0, 900), ("a", 2, 7), ("a", 1, 19), ("a", 1, 9)];
+    pipeline.batch(0, &log(records.map(|(k, v, ts)| order(k, v, ts))), 0, 6);
+    pipeline.checkpoint_all();
+    assert_eq!(pipeline.watermarks[0], Some(19_000_000));
+    assert_eq!(shown(&pipeline), ["0 150"]);
+    assert_eq!((pipeline.counts.skipped, pipeline.counts.late), (2, 1));
+}
+
+/// A day on which clocks are put forward has 23 hours.
+#[test]
+fn days_of_a_time_zone() {
+    let select = "INSERT INTO result SELECT calendar_window.start, calendar_window.end, count(*) FROM orders
+        GROUP BY calendar_window(ts, 'day', 'Europe/Berlin')";
+    let result = "start TIMESTAMP(3) PRIMARY KEY, until TIMESTAMP(3), n BIGINT";
+    let mut pipeline = pipeline("'watermark.delay' '0 seconds'", result, "append", select);
+    let hour = 3_600_000;
+    // From 2023-03-25T00:00Z on, every hour for three days, each twice.
+    let midnight = 1_679_702_400_000_i64;
+    let log = log((0..72).map(|n| order("a", 1, midnight + n * hour)).flat_map(|order| [order.clone(), order]));
+    pipeline.batch(0, &log, 0, 144);
+    pipeline.checkpoint_all();
+    let day = |first: i64, hours: i64| {
+        let start = midnight + first * hour;
+        format!("{start} {} {}", start + hours * hour, 2 * hours)
+    };
+    // The first day began an hour before the records, the second has 23 hours.
+    assert_eq!(shown(&pipeline)[1], day(23, 23));
+    assert_eq!(shown(&pipeline)[0], format!("{} {} 46", midnight - hour, midnight + 23 * hour));
+    assert_eq!(pipeline.keys(), 1);
+    assert!(pipeline.plan.description.contains("group by  1: window(ts, day in Europe/Berlin)\n"));
+}
+
+/// The whole result at each checkpoint, and no more rows than allowed.
+#[test]
+fn complete_mode_writes_everything() {
+    let select = "INSERT INTO result SELECT k, sum(v) FROM orders GROUP BY k HAVING sum(v) > 0";
+    let mut pipeline = pipeline(
+        "'watermark.delay' '1 day'",
+        "k VARCHAR PRIMARY KEY, total BIGINT",
+        "complete', 'complete.limit' '3",
+        select,
+    );
+    let values =
+        [("a", 1), ("b", 2), ("c", 3), ("a", 5), ("b", -2), ("d", 1), ("e", 1), ("f", 1), ("g", 1), ("h", 1), ("i", 1)];
+    let log = log(values.map(|(k, v)| order(k, v, 0)));
+    pipeline.batch(0, &log, 0, 3);
+    let rows =
+        |output: Vec<strandline_actors::ports::OutputBatch>| output.iter().map(|o| o.rows.num_rows()).sum::<usize>();
+    assert_eq!(rows(pipeline.checkpoint_all()), 3);
+    assert!(pipeline.checkpoint_all().is_empty(), "nothing has changed");
+    (0..2).for_each(|shard| pipeline.restart(shard));
+    pipeline.batch(0, &log, 3, 6);
+    pipeline.checkpoint_all();
+    assert_eq!(shown(&pipeline), ["a 6", "c 3", "d 1"], "b is gone");
+    assert!(pipeline.written.values().any(|times| *times == 2), "unchanged groups are written again");
+    pipeline.batch(0, &log, 6, 11);
+    let error = (0..2).find_map(|shard| pipeline.fails(shard)).unwrap();
+    assert!(error.contains("more than 'complete.limit' 3"), "{error}");
+}
+
+/// What is sent again after a crash is cut for each lane, and each row is counted by one lane once, in however many
+/// windows it is.
+#[test]
+fn rows_of_several_windows_are_cut_once() {
+    use strandline_actors::position::Offset;
+
+    let query = Query { size: 30, slide: 7, offset: 0, delay: 5, append: false, having: false, dead_letters: false };
+    let plan = super::harness::planned(&query.sql());
+    let mut dice = Dice::new(9);
+    let orders: Vec<_> =
+        (0..60).map(|n| Order { k: dice.below(6), v: 1, ts: Some(n / 2 + dice.below(9) as i64) }).collect();
+    let log = records(&orders);
+    let sums = |output: &strandline_actors::ports::StageOutput, lane: usize| -> i64 {
+        use arrow::array::AsArray;
+        let rows = output.lanes[lane].rows.iter();
+        rows.map(|rows| rows.column(2).as_primitive::<arrow::datatypes::Int64Type>().values().iter().sum::<i64>()).sum()
+    };
+    let whole = super::harness::run_stage(&plan, &log, 3, 0, 60);
+    let cuts = [Some(Offset(20)), Some(Offset(0)), Some(Offset(41))];
+    let cut = super::harness::run_cut(&plan, &log, 0, 60, &cuts, &[]).unwrap();
+    assert_eq!(cut.watermark, whole.watermark);
+    for (lane, from) in [20, 0, 41].into_iter().enumerate() {
+        let mut only = [None; 3];
+        only[lane] = Some(Offset(0));
+        let before = super::harness::run_cut(&plan, &log, 0, from, &only, &[]).unwrap();
+        assert_eq!(sums(&whole, lane), sums(&before, lane) + sums(&cut, lane), "lane {lane}");
+        let mut counts = before.lanes[lane].counts;
+        counts.add(&cut.lanes[lane].counts);
+        assert_eq!(counts, whole.lanes[lane].counts, "lane {lane}");
+        assert!(sums(&cut, lane) > 0);
+    }
+}

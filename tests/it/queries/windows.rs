@@ -1,0 +1,140 @@
+//! Windows of event time over a real topic, killed again and again: each window is in the table once, when it is closed,
+//! with every row that was on time by its own partition. The reference keeps all rows.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use scylla::value::CqlTimestamp;
+
+use super::{Dice, Feed};
+use crate::stand::{Stand, until};
+
+const PARTITIONS: i32 = 3;
+/// In milliseconds.
+const SIZE: i64 = 60_000;
+const SLIDE: i64 = 20_000;
+const DELAY: i64 = 30_000;
+
+#[derive(Clone, Copy)]
+struct Order {
+    partition: i32,
+    item: u64,
+    qty: i64,
+    ts: i64,
+}
+
+impl Order {
+    fn json(&self) -> String {
+        let Self { item, qty, ts, .. } = self;
+        format!("{{\"item\":\"item {item}\",\"qty\":{qty},\"ts\":{ts}}}")
+    }
+}
+
+/// Orders around a time that goes on with each of them; one in ten is minutes behind.
+fn orders(dice: &mut Dice, now: &mut i64, records: usize) -> Vec<Order> {
+    let order = |_| {
+        *now += dice.below(700) as i64;
+        let behind = if dice.chance(10) { 240_000 } else { 25_000 };
+        let ts = *now - dice.below(behind) as i64;
+        let (partition, item) = (dice.below(PARTITIONS as u64) as i32, dice.below(5));
+        Order { partition, item, qty: dice.below(9) as i64, ts }
+    };
+    (0..records).map(order).collect()
+}
+
+/// Count and sum of each closed window and item, and the number of late rows.
+fn truth(sent: &[Order]) -> (BTreeMap<(i64, String), (i64, i64)>, u64) {
+    let mut groups = BTreeMap::new();
+    let mut late = 0;
+    let mut watermarks = BTreeMap::new();
+    for order in sent {
+        let highest = watermarks.entry(order.partition).or_insert(i64::MIN);
+        let (watermark, ts) = (highest.saturating_sub(DELAY), order.ts);
+        *highest = ts.max(*highest);
+        if order.qty == 0 {
+            continue;
+        }
+        let starts: Vec<_> =
+            (ts - SIZE + 1..=ts).filter(|start| start % SLIDE == 0 && start + SIZE > watermark).collect();
+        late += u64::from(starts.is_empty());
+        for start in starts {
+            let (count, total) = groups.entry((start, format!("item {}", order.item))).or_insert((0, 0));
+            (*count, *total) = (*count + 1, *total + order.qty);
+        }
+    }
+    let lowest = watermarks.values().min().unwrap() - DELAY;
+    groups.retain(|(start, _), _| start + SIZE <= lowest);
+    (groups, late)
+}
+
+async fn table(stand: &Stand) -> BTreeMap<(i64, String), (i64, i64)> {
+    let read = format!("SELECT start, until, item, n, total FROM {}.{}", stand.keyspace, stand.table);
+    let rows = stand.session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
+    rows.rows::<(CqlTimestamp, CqlTimestamp, String, i64, i64)>()
+        .unwrap()
+        .map(|row| {
+            let (start, until, item, n, total) = row.unwrap();
+            assert_eq!(until.0 - start.0, SIZE);
+            ((start.0, item), (n, total))
+        })
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_window_is_written_when_it_is_closed_however_often_the_service_is_killed() {
+    let (stand, mut feed, mut dice) = (Stand::new(PARTITIONS).await, Feed::new(PARTITIONS), Dice::new(11));
+    let sql = format!(
+        "CREATE EXTERNAL TABLE orders (item VARCHAR, qty BIGINT, ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://{}'
+           OPTIONS ('json.timestamp.unit' 'millis', 'watermark.column' 'ts', 'watermark.delay' '30 seconds',
+             'late.rows' 'dead-letter');
+         CREATE EXTERNAL TABLE result (start TIMESTAMP, until TIMESTAMP, item VARCHAR, n BIGINT, total BIGINT,
+             PRIMARY KEY (start, item)) STORED AS CQL LOCATION 'cassandra://{}/{}'
+           OPTIONS ('sink.create' 'true', 'output.mode' 'append');
+         INSERT INTO result SELECT window.start, window.end, item, count(*), sum(qty) FROM orders WHERE qty > 0
+           GROUP BY window(ts, '1 minute', '20 seconds'), item",
+        stand.topic.name, stand.keyspace, stand.table
+    );
+    let mut sent = Vec::new();
+    let mut now = 1_700_000_000_000;
+    let mut send = async |feed: &mut Feed, sent: &mut Vec<Order>, records| {
+        let portion = orders(&mut dice, &mut now, records);
+        feed.send(&stand, portion.iter().map(|order| (order.partition, order.json()))).await;
+        sent.extend(portion);
+    };
+    send(&mut feed, &mut sent, 500).await;
+    for _ in 0..4 {
+        let before: i64 = stand.offsets().await.values().sum();
+        let service = stand.start(&sql);
+        let more = async || stand.offsets().await.values().sum::<i64>() > before;
+        until("something is committed", Duration::from_secs(120), more).await;
+        send(&mut feed, &mut sent, 400).await;
+        service.kill();
+        send(&mut feed, &mut sent, 300).await;
+    }
+    let service = stand.start(&sql);
+    stand.until_committed(&feed.ends()).await;
+    let (groups, late) = truth(&sent);
+    assert!(groups.len() > 200 && late > 20, "{} groups, {late} late rows", groups.len());
+    assert_eq!(table(&stand).await, groups);
+
+    // Later rows close later windows and change none that were closed.
+    send(&mut feed, &mut sent, 300).await;
+    stand.until_committed(&feed.ends()).await;
+    let (more, late) = truth(&sent);
+    assert!(more.len() > groups.len());
+    assert_eq!(table(&stand).await, more);
+    let counted = |status: &serde_json::Value| {
+        let shards = status["board"]["shards"].as_object().unwrap();
+        shards.values().map(|shard| shard["counts"]["late"].as_u64().unwrap()).sum::<u64>()
+    };
+    assert_eq!(counted(&service.status()), late);
+    let letters = format!(
+        "SELECT reason FROM {}.dead_letters WHERE pipeline = '{}' ALLOW FILTERING",
+        stand.keyspace, stand.pipeline
+    );
+    let letters = stand.session.query_unpaged(letters, ()).await.unwrap().into_rows_result().unwrap();
+    let reasons: Vec<_> = letters.rows::<(String,)>().unwrap().map(|row| row.unwrap().0).collect();
+    assert_eq!(reasons.len() as u64, late);
+    assert!(reasons.iter().all(|reason| reason.starts_with("late: the watermark of its partition was at 20")));
+    service.stop().await;
+}
