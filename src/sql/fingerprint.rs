@@ -50,7 +50,7 @@ impl Described<'_> {
                 for (number, group) in grouping.groups.iter().enumerate() {
                     let shown = match &grouping.window {
                         Some((window, bounds, time)) if *window == number => {
-                            format!("window({}, {})", self.shape.display(time), bounds.shown())
+                            format!("{}({}, {})", bounds.name(), self.shape.display(time), bounds.shown())
                         }
                         _ => self.shape.display(group),
                     };

@@ -12,7 +12,7 @@ use datafusion::logical_expr::Expr;
 
 use super::error::SqlError;
 use super::shape::{self, Grouping, Shape};
-use super::windows::{Window, tick};
+use super::windows::{Window, bound_type, tick};
 use crate::catalog::SinkTable;
 
 /// Refuses a sink whose primary key does not go with the query's groups.
@@ -90,18 +90,21 @@ enum Source {
     Derived,
 }
 
-/// The group that an expression is, or the end of whose window it is.
-fn group(expr: &Expr) -> Option<usize> {
-    shape::group(Window::end_of(expr).unwrap_or(expr))
+/// The group that an expression is, or a bound of whose window it is.
+fn group(expr: &Expr, grouping: &Grouping) -> Option<usize> {
+    shape::group(expr).or_else(|| {
+        let number = shape::group(Window::bound_of(expr)?.1)?;
+        grouping.window.as_ref().is_some_and(|window| window.0 == number).then_some(number)
+    })
 }
 
 fn source(expr: &Expr, grouping: &Grouping) -> Source {
-    if let Some(number) = group(expr) {
+    if let Some(number) = group(expr, grouping) {
         return Source::Group(number);
     }
     if let Expr::Cast(cast) = expr
-        && let Some(number) = group(&cast.expr)
-        && let Some(from) = grouping.group_types.get(number)
+        && let Some(number) = group(&cast.expr, grouping)
+        && let Some(from) = grouping.group_types.get(number).map(bound_type)
     {
         let to = cast.field.data_type();
         // The bounds of windows are round.

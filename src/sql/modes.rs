@@ -25,6 +25,15 @@ pub(super) fn check(shape: &Shape, source: &SourceTable, mode: OutputMode) -> Re
             )));
         }
     }
+    if let Some(Grouping { window: Some((_, window, _)), .. }) = &shape.grouping
+        && window.is_session()
+        && mode != OutputMode::Append
+    {
+        return Err(SqlError::new(
+            "a session grows and merges with others, so a row of it that was written before it is closed would have to be \
+             taken back: set 'output.mode' 'append' on the sink",
+        ));
+    }
     match (mode, &shape.grouping) {
         (OutputMode::Append, Some(Grouping { window: None, .. })) => Err(SqlError::new(
             "'output.mode' 'append' writes a group once, when it is final, but without a window in GROUP BY no group ever \

@@ -24,10 +24,10 @@ use super::aggregation::{Aggregation, Groups};
 use super::bisect::evaluate;
 use super::options::OutputMode;
 use super::pipeline::{Passed, Pipeline, batch_of, conform};
-use super::state::{Found, StateTable};
+use super::state::{EncodedKeys, Found, StateTable};
 use super::windows::Window;
 use super::windows::closing::{self, Closing};
-use super::windows::sliding::ticks;
+use super::windows::sessions::{self, Sessions};
 
 /// The column that says that a key is gone.
 const DELETED: &str = "_deleted";
@@ -49,13 +49,13 @@ pub(super) struct AggregatePlan {
 #[derive(Clone, Debug)]
 pub(super) struct ClosingWindows {
     pub(super) window: Window,
-    /// The key column that holds the start of a group's window.
+    /// The key column that holds a group's window.
     pub(super) column: usize,
 }
 
 impl ClosingWindows {
-    fn starts(&self, keys: &[ArrayRef]) -> Result<Vec<i64>, StageError> {
-        Ok(ticks(&keys[self.column]).map_err(failed)?.values().to_vec())
+    fn marks(&self, keys: &[ArrayRef]) -> Result<Vec<i64>, StageError> {
+        Ok(self.window.marks(&keys[self.column]).map_err(failed)?.values().to_vec())
     }
 }
 
@@ -84,6 +84,8 @@ struct Parts {
     delta: Groups,
     table: StateTable,
     closing: Option<Closing>,
+    /// The open sessions, if the windows are sessions.
+    sessions: Option<Sessions>,
     /// When rows for closed windows were last shown in the log, and how many partial aggregates there were since.
     warned: Option<Instant>,
     too_late: u64,
@@ -136,7 +138,10 @@ impl KeyedOperator for AggregateOperator {
             parts.restore(&plan, &delta)?;
         }
         if let Some(closing) = &mut parts.closing {
-            closing.opened(parts.table.starts());
+            closing.opened(parts.table.marks());
+        }
+        if let Some(sessions) = &mut parts.sessions {
+            sessions.restore(&parts.table.all().map_err(failed)?.0).map_err(failed)?;
         }
         Ok(())
     }
@@ -146,7 +151,9 @@ impl KeyedOperator for AggregateOperator {
     }
 
     fn bytes(&self) -> usize {
-        self.parts.as_ref().map_or(0, |parts| parts.table.bytes() + parts.delta.size())
+        self.parts.as_ref().map_or(0, |parts| {
+            parts.table.bytes() + parts.delta.size() + parts.sessions.as_ref().map_or(0, Sessions::bytes)
+        })
     }
 
     fn pending_bytes(&self) -> usize {
@@ -165,6 +172,10 @@ impl Parts {
             delta: aggregation.groups()?,
             table: StateTable::new(&aggregation.keys, &aggregation.partial)?,
             closing: plan.closing.as_ref().map(|_| Closing::new()),
+            sessions: match plan.closing.as_ref().filter(|windows| windows.window.is_session()) {
+                Some(windows) => Some(Sessions::new(sessions::Keys::new(&aggregation.keys, windows.column)?)),
+                None => None,
+            },
             warned: None,
             too_late: 0,
         })
@@ -182,11 +193,14 @@ impl Parts {
         }
         if let (Some(closing), Some(windows)) = (&mut self.closing, &plan.closing) {
             let closed = closing.close(&windows.window, closed_new);
-            if let Some(last) = closed.starts.last() {
-                let (keys, states) = self.table.take_windows(|start| start <= *last).map_err(failed)?;
+            if let Some(last) = closed.marks.last() {
+                let (keys, states) = self.table.take_windows(|mark| mark <= *last).map_err(failed)?;
                 let groups = keys.first().map_or(0, |key| key.len());
                 if plan.mode == OutputMode::Append {
                     checkpoint.output.extend(plan.rows(&keys, &states, groups)?);
+                }
+                if let Some(sessions) = &mut self.sessions {
+                    sessions.close(&keys).map_err(failed)?;
                 }
                 gone.push(keys);
             }
@@ -220,6 +234,9 @@ impl Parts {
         if groups == 0 {
             return Ok(false);
         }
+        if self.sessions.is_some() {
+            return self.changed_sessions(plan, &delta, checkpoint, gone);
+        }
         let keys = &delta.columns()[..aggregation.key_columns()];
         let encoded = self.table.encode(keys, groups).map_err(failed)?;
         let old = self.table.find(&encoded).map_err(failed)?;
@@ -227,20 +244,89 @@ impl Parts {
         if plan.mode != OutputMode::Append {
             checkpoint.output.extend(plan.output(keys, &old, &states, groups)?);
         }
-        let Some((closing, windows)) = self.closing.as_mut().zip(plan.closing.as_ref()) else {
+        if self.closing.is_none() {
             checkpoint.state.push(StateDelta { table: 0, rows: plan.stored(keys, &states, groups)? });
             self.table.put(encoded, &states, Vec::new()).map_err(failed)?;
             return Ok(false);
-        };
-
-        let starts = windows.starts(keys)?;
-        let closes = closing.closing(&windows.window, &starts);
+        }
         let mut stored = vec![false; groups];
         old.numbers.iter().for_each(|number| stored[*number] = true);
+        self.settle(plan, Changed { keys, states: &states, stored: &stored, encoded }, checkpoint, gone)
+    }
+
+    /// Takes changed sessions into the state. Those that went into others leave it.
+    fn changed_sessions(
+        &mut self,
+        plan: &AggregatePlan,
+        delta: &RecordBatch,
+        checkpoint: &mut OperatorCheckpoint,
+        gone: &mut Vec<Vec<ArrayRef>>,
+    ) -> Result<bool, StageError> {
+        let aggregation = &plan.aggregation;
+        let (Some(sessions), Some(windows)) = (&mut self.sessions, &plan.closing) else { return Ok(false) };
+        let partial = &delta.columns()[..aggregation.key_columns()];
+        let met = sessions.meet(partial).map_err(failed)?;
+        let of = |rows: &mut dyn Iterator<Item = (usize, (i64, i64))>| -> Result<Vec<ArrayRef>, StageError> {
+            let (rows, bounds): (Vec<_>, Vec<_>) = rows.map(|(row, bounds)| (row as u32, bounds)).unzip();
+            let mut keys = take_arrays(partial, &UInt32Array::from(rows), None).map_err(failed)?;
+            keys[windows.column] = sessions::column(&bounds, partial[windows.column].data_type()).map_err(failed)?;
+            Ok(keys)
+        };
+        let keys = of(&mut met.changed.iter().copied())?;
+        let before = of(&mut met.before.iter().map(|(_, row, bounds)| (*row, *bounds)))?;
+        let encoded = self.table.encode(&before, met.before.len()).map_err(failed)?;
+        let old = self.table.find(&encoded).map_err(failed)?;
+        if old.numbers.len() != met.before.len() {
+            return Err(StageError::Failed("a session that is open has no state".into()));
+        }
+        let groups = met.changed.len();
+        let mut merged = aggregation.states().map_err(failed)?;
+        if !met.before.is_empty() {
+            let numbers: Vec<_> = met.before.iter().map(|(number, ..)| *number).collect();
+            merged.merge(&old.states, &numbers, groups).map_err(failed)?;
+        }
+        merged.merge(aggregation.state_columns(delta), &met.numbers, groups).map_err(failed)?;
+        let states = merged.take(&aggregation.partial).map_err(failed)?;
+
+        // Those that keep their bounds are replaced, the others are gone.
+        let mut stored = vec![false; groups];
+        let mut grown = Vec::new();
+        for (place, (number, _, bounds)) in met.before.iter().enumerate() {
+            match *bounds == met.changed[*number].1 {
+                true => stored[*number] = true,
+                false => grown.push(place as u32),
+            }
+        }
+        if !grown.is_empty() {
+            let grown = take_arrays(&before, &UInt32Array::from(grown), None).map_err(failed)?;
+            let encoded = self.table.encode(&grown, grown[0].len()).map_err(failed)?;
+            self.table.remove(&encoded).map_err(failed)?;
+            if let Some(closing) = &mut self.closing {
+                closing.removed(windows.marks(&grown)?);
+            }
+            gone.push(grown);
+        }
+        let encoded = self.table.encode(&keys, groups).map_err(failed)?;
+        self.settle(plan, Changed { keys: &keys, states: &states, stored: &stored, encoded }, checkpoint, gone)
+    }
+
+    /// Puts changed groups into the state and into what is stored of it, apart from those whose windows close now.
+    fn settle(
+        &mut self,
+        plan: &AggregatePlan,
+        changed: Changed<'_>,
+        checkpoint: &mut OperatorCheckpoint,
+        gone: &mut Vec<Vec<ArrayRef>>,
+    ) -> Result<bool, StageError> {
+        let Changed { keys, states, stored, encoded } = changed;
+        let groups = stored.len();
+        let Some((closing, windows)) = self.closing.as_mut().zip(plan.closing.as_ref()) else { return Ok(false) };
+        let marks = windows.marks(keys)?;
+        let closes = closing.closing(&windows.window, &marks);
         if !closes.contains(&true) {
-            closing.opened(starts.iter().zip(&stored).filter(|(_, stored)| !**stored).map(|(start, _)| *start));
-            checkpoint.state.push(StateDelta { table: 0, rows: plan.stored(keys, &states, groups)? });
-            self.table.put(encoded, &states, starts).map_err(failed)?;
+            closing.opened(marks.iter().zip(stored).filter(|(_, stored)| !**stored).map(|(mark, _)| *mark));
+            checkpoint.state.push(StateDelta { table: 0, rows: plan.stored(keys, states, groups)? });
+            self.table.put(encoded, states, marks).map_err(failed)?;
             return Ok(false);
         }
         let pick = |wanted: &dyn Fn(usize) -> bool, columns: &[ArrayRef]| {
@@ -250,24 +336,27 @@ impl Parts {
         let closing_now = |row: usize| closes[row];
         if plan.mode == OutputMode::Append {
             let (keys, groups) = pick(&closing_now, keys)?;
-            checkpoint.output.extend(plan.rows(&keys, &pick(&closing_now, &states)?.0, groups)?);
+            if let Some(sessions) = &mut self.sessions {
+                sessions.close(&keys).map_err(failed)?;
+            }
+            checkpoint.output.extend(plan.rows(&keys, &pick(&closing_now, states)?.0, groups)?);
         }
         let (stored_keys, count) = pick(&|row| closes[row] && stored[row], keys)?;
         if count > 0 {
             let encoded = self.table.encode(&stored_keys, count).map_err(failed)?;
             self.table.remove(&encoded).map_err(failed)?;
-            closing.removed((0..groups).filter(|row| closes[*row] && stored[*row]).map(|row| starts[row]));
+            closing.removed((0..groups).filter(|row| closes[*row] && stored[*row]).map(|row| marks[row]));
             gone.push(stored_keys);
         }
         let open = |row: usize| !closes[row];
         let (open_keys, count) = pick(&open, keys)?;
         if count > 0 {
-            let states = pick(&open, &states)?.0;
-            closing.opened((0..groups).filter(|row| open(*row) && !stored[*row]).map(|row| starts[row]));
+            let states = pick(&open, states)?.0;
+            closing.opened((0..groups).filter(|row| open(*row) && !stored[*row]).map(|row| marks[row]));
             checkpoint.state.push(StateDelta { table: 0, rows: plan.stored(&open_keys, &states, count)? });
             let encoded = self.table.encode(&open_keys, count).map_err(failed)?;
-            let starts = (0..groups).filter(|row| open(*row)).map(|row| starts[row]).collect();
-            self.table.put(encoded, &states, starts).map_err(failed)?;
+            let marks = (0..groups).filter(|row| open(*row)).map(|row| marks[row]).collect();
+            self.table.put(encoded, &states, marks).map_err(failed)?;
         }
         Ok(true)
     }
@@ -275,7 +364,7 @@ impl Parts {
     /// Leaves out what came for windows that were closed before.
     fn without_closed(&mut self, plan: &AggregatePlan, delta: RecordBatch) -> Result<RecordBatch, StageError> {
         let Some((closing, windows)) = self.closing.as_ref().zip(plan.closing.as_ref()) else { return Ok(delta) };
-        let closed = closing.were_closed(&windows.window, &windows.starts(delta.columns())?);
+        let closed = closing.were_closed(&windows.window, &windows.marks(delta.columns())?);
         let count = closed.iter().filter(|closed| **closed).count();
         if count == 0 {
             return Ok(delta);
@@ -363,9 +452,17 @@ impl Parts {
     fn put(&mut self, plan: &AggregatePlan, rows: &RecordBatch) -> Result<(), StageError> {
         let (keys, rest) = rows.columns().split_at(plan.aggregation.key_columns());
         let encoded = self.table.encode(keys, rows.num_rows()).map_err(failed)?;
-        let starts = plan.closing.as_ref().map_or(Ok(Vec::new()), |windows| windows.starts(keys))?;
-        self.table.put(encoded, &rest[..rest.len() - 1], starts).map_err(failed)
+        let marks = plan.closing.as_ref().map_or(Ok(Vec::new()), |windows| windows.marks(keys))?;
+        self.table.put(encoded, &rest[..rest.len() - 1], marks).map_err(failed)
     }
+}
+
+/// Changed groups, and which of them are stored already.
+struct Changed<'a> {
+    keys: &'a [ArrayRef],
+    states: &'a [ArrayRef],
+    stored: &'a [bool],
+    encoded: EncodedKeys,
 }
 
 /// The new states of the groups of a delta.

@@ -60,8 +60,7 @@ pub(super) const APPROXIMATE: [&str; 3] =
     ["approx_median", "approx_percentile_cont", "approx_percentile_cont_with_weight"];
 
 /// Functions that make windows of time in this or another dialect.
-const WINDOWS: [&str; 7] =
-    ["session_window", "window_time", "tumble", "hop", "cumulate", "session", "time_bucket_gapfill"];
+const WINDOWS: [&str; 6] = ["window_time", "tumble", "hop", "cumulate", "session", "time_bucket_gapfill"];
 
 /// Looks through a query. `taken` says whether a name belongs to a table or view already.
 pub(super) fn check(

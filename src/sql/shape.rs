@@ -134,12 +134,18 @@ impl Shape {
     pub(super) fn display(&self, expr: &Expr) -> String {
         let named = expr.clone().transform_up(|expr| {
             let Some(grouping) = &self.grouping else { return Ok(Transformed::no(expr)) };
-            if Window::end_of(&expr).is_some() {
-                return Ok(Transformed::yes(Expr::Column(Column::from_name("window.end"))));
+            let window = grouping.window.as_ref();
+            let name = window.map_or("window", |(_, window, _)| window.name());
+            if let Some((bound, of)) = Window::bound_of(&expr)
+                && matches!(of, Expr::Column(column) if column.name == format!("{name}.start") || column.name == name)
+            {
+                return Ok(Transformed::yes(Expr::Column(Column::from_name(format!("{name}.{bound}")))));
             }
             let meant = match (group(&expr), aggregate(&expr)) {
-                (Some(number), _) if grouping.window.as_ref().is_some_and(|window| window.0 == number) => {
-                    return Ok(Transformed::yes(Expr::Column(Column::from_name("window.start"))));
+                (Some(number), _) if window.is_some_and(|window| window.0 == number) => {
+                    let session = window.is_some_and(|(_, window, _)| window.is_session());
+                    let name = if session { name.to_owned() } else { format!("{name}.start") };
+                    return Ok(Transformed::yes(Expr::Column(Column::from_name(name))));
                 }
                 (Some(number), _) => grouping.groups.get(number),
                 (_, Some(number)) => grouping.aggregates.get(number),

@@ -25,6 +25,7 @@ use super::pipeline::{Passed, Pipeline, batch_of, conform};
 use super::routing::{KeyEncoder, by_offset, canonical};
 use super::windows::Window;
 use super::windows::event_time::{EventTime, Followed};
+use super::windows::sessions;
 use super::windows::sliding::{Sliding, ticks};
 
 /// How often the log says something of late records.
@@ -94,6 +95,8 @@ struct Tools {
     decoder: Decoder,
     encoder: Option<KeyEncoder>,
     groups: Option<Groups>,
+    /// If rows are grouped by sessions.
+    sessions: Option<sessions::Keys>,
     lateness: Notices,
     ahead: Notices,
 }
@@ -142,8 +145,14 @@ impl Tools {
             }
             _ => None,
         };
+        let sessions = match (&plan.route, plan.window.as_ref().filter(|windowed| windowed.window.is_session())) {
+            (Route::Group(aggregation), Some(windowed)) => {
+                Some(sessions::Keys::new(&aggregation.keys, windowed.column).map_err(|e| e.to_string())?)
+            }
+            _ => None,
+        };
         let (lateness, ahead) = (Notices::default(), Notices::default());
-        Ok(Self { decoder: plan.decoding.decoder()?, encoder, groups, lateness, ahead })
+        Ok(Self { decoder: plan.decoding.decoder()?, encoder, groups, sessions, lateness, ahead })
     }
 }
 
@@ -334,18 +343,27 @@ impl StagePlan {
         let mut keep = vec![true; records.len()];
         let mut is_late = match (&self.window, followed) {
             (Some(windowed), _) => {
-                let starts = ticks(rows.column(windowed.column)).map_err(failed)?;
-                if starts.null_count() > 0 {
-                    for row in (0..starts.len()).filter(|row| starts.is_null(*row)) {
+                let windows = rows.column(windowed.column);
+                if windows.null_count() > 0 {
+                    for row in (0..windows.len()).filter(|row| windows.is_null(*row)) {
                         keep[row] = false;
                         bad.push(Bad {
                             row: records[row] as usize,
-                            reason: "its window cannot be known, since its time is NULL or out of range".to_owned(),
+                            reason: "its window cannot be known, since its time (or gap) is NULL or out of range"
+                                .to_owned(),
                             policy: self.bad_records,
                         });
                     }
                 }
-                followed.map(|followed| followed.late_windows(&windowed.window, starts.values(), records))
+                match followed {
+                    // So a row that is on time never belongs to a session that is closed.
+                    Some(followed) if windowed.window.is_session() => Some(followed.late_times(records)),
+                    Some(followed) => {
+                        let starts = ticks(windows).map_err(failed)?;
+                        Some(followed.late_windows(&windowed.window, starts.values(), records))
+                    }
+                    None => None,
+                }
             }
             (None, followed) => followed.map(|followed| followed.late_times(records)),
         };
@@ -453,6 +471,9 @@ impl Tools {
             shards.iter().for_each(|shard| lanes.processed(*shard, 1));
             return lanes.send(&rows, &shards).map_err(failed);
         };
+        if let Some(sessions) = &self.sessions {
+            rows = sessions.gather(&rows).map_err(failed)?;
+        }
         let shared = sliding.map_or(aggregation, |sliding| &sliding.shared);
         let numbers = groups.update(shared, &rows).map_err(failed)?;
         let mut sizes = vec![0_u64; numbers.iter().max().map_or(0, |last| last + 1)];

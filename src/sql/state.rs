@@ -28,8 +28,8 @@ struct Chunk {
     keys: Option<Rows>,
     hashes: Vec<u64>,
     states: Vec<ArrayRef>,
-    /// The start of each row's window; empty if the table does not follow windows.
-    starts: Vec<i64>,
+    /// The mark of each row's window; empty if the table does not follow windows.
+    marks: Vec<i64>,
     living: usize,
 }
 
@@ -42,7 +42,7 @@ impl Chunk {
         let states: usize = self.states.iter().map(|column| column.get_array_memory_size()).sum();
         states
             + self.keys.as_ref().map_or(0, Rows::size)
-            + (self.hashes.capacity() + self.starts.capacity()) * size_of::<u64>()
+            + (self.hashes.capacity() + self.marks.capacity()) * size_of::<u64>()
     }
 }
 
@@ -115,15 +115,15 @@ impl StateTable {
         Ok(Found { numbers, states: self.gather(&addresses)? })
     }
 
-    /// Puts a row for each key, in place of the one that it had. `starts` are the starts of their windows, if the table
+    /// Puts a row for each key, in place of the one that it had. `marks` are the marks of their windows, if the table
     /// follows windows.
-    pub(super) fn put(&mut self, keys: EncodedKeys, states: &[ArrayRef], starts: Vec<i64>) -> Result<(), ArrowError> {
+    pub(super) fn put(&mut self, keys: EncodedKeys, states: &[ArrayRef], marks: Vec<i64>) -> Result<(), ArrowError> {
         let rows = keys.hashes.len();
         if rows == 0 {
             return Ok(());
         }
         let EncodedKeys { keys, hashes } = keys;
-        let chunk = Chunk { keys, hashes, states: states.to_vec(), starts, living: 0 };
+        let chunk = Chunk { keys, hashes, states: states.to_vec(), marks, living: 0 };
         let number = self.add(chunk);
         let mut crowded = Vec::new();
         for row in 0..rows {
@@ -154,7 +154,7 @@ impl StateTable {
         self.tidy(crowded, u32::MAX)
     }
 
-    /// Takes out all rows whose windows' starts are wanted: their key columns and their state columns.
+    /// Takes out all rows whose windows' marks are wanted: their key columns and their state columns.
     pub(super) fn take_windows(
         &mut self,
         wanted: impl Fn(i64) -> bool,
@@ -192,21 +192,21 @@ impl StateTable {
         Ok((self.encoder.decode(keys)?, states))
     }
 
-    /// The starts of the windows of all rows.
-    pub(super) fn starts(&self) -> impl Iterator<Item = i64> + '_ {
+    /// The marks of the windows of all rows.
+    pub(super) fn marks(&self) -> impl Iterator<Item = i64> + '_ {
         self.index.iter().filter_map(|address| {
-            self.chunks[address.chunk as usize].as_ref()?.starts.get(address.row as usize).copied()
+            self.chunks[address.chunk as usize].as_ref()?.marks.get(address.row as usize).copied()
         })
     }
 
-    /// The living rows whose windows' starts are wanted.
+    /// The living rows whose windows' marks are wanted.
     fn addresses(&self, wanted: impl Fn(i64) -> bool) -> Vec<Address> {
         let mut addresses = Vec::new();
         for (number, chunk) in self.chunks.iter().enumerate() {
             let Some(chunk) = chunk else { continue };
-            for (row, (start, hash)) in chunk.starts.iter().zip(&chunk.hashes).enumerate() {
+            for (row, (mark, hash)) in chunk.marks.iter().zip(&chunk.hashes).enumerate() {
                 let address = Address { chunk: number as u32, row: row as u32 };
-                if wanted(*start) && self.index.find(*hash, |at| *at == address).is_some() {
+                if wanted(*mark) && self.index.find(*hash, |at| *at == address).is_some() {
                     addresses.push(address);
                 }
             }
@@ -322,12 +322,12 @@ impl StateTable {
                     }
                 }
             }
-            let starts = part.iter().filter_map(|address| {
+            let marks = part.iter().filter_map(|address| {
                 let chunk = self.chunks[address.chunk as usize].as_ref()?;
-                chunk.starts.get(address.row as usize).copied()
+                chunk.marks.get(address.row as usize).copied()
             });
-            let starts = starts.collect();
-            let number = self.add(Chunk { keys, hashes, states, starts, living: 0 });
+            let marks = marks.collect();
+            let number = self.add(Chunk { keys, hashes, states, marks, living: 0 });
             for (row, old) in part.iter().enumerate() {
                 let hash = hash_at(&self.chunks, *old);
                 if let Some(at) = self.index.find_mut(hash, |at| at == old) {

@@ -57,7 +57,11 @@ refuses! {
     cube: "SELECT item, sum(amount) FROM orders GROUP BY CUBE (item)" => 47, "CUBE is not supported yet";
     grouping_sets: "SELECT item, sum(amount) FROM orders GROUP BY GROUPING SETS ((item), ())" => 47, "GROUPING SETS is not supported yet";
     group_by_all: "SELECT item, sum(amount) FROM orders GROUP BY ALL" => 38, "GROUP BY ALL is not supported";
-    session_window: "SELECT item, sum(amount) FROM orders GROUP BY session_window(ts, '1 minute'), item" => 47, "session_window(...) is not supported";
+    session_in_update_mode: "SELECT item, sum(amount) FROM orders GROUP BY session_window(ts, '1 minute'), item" => 0, "a session grows and merges with others", "'output.mode' 'append'";
+    session_without_gap: "SELECT item, sum(amount) FROM orders GROUP BY session_window(ts), item" => 47, "session_window(...) has other arguments";
+    session_of_months: "SELECT item, sum(amount) FROM orders GROUP BY session_window(ts, '1 month'), item" => 47, "'1 month' is no fixed length";
+    session_of_nothing: "SELECT item, sum(amount) FROM orders GROUP BY session_window(ts, '0 seconds'), item" => 47, "gap of a session must be more than nothing";
+    session_and_window: "SELECT item, sum(amount) FROM orders GROUP BY session_window(ts, '1 minute'), window(ts, '1 minute')" => 79, "two windows in GROUP BY";
     tumble: "SELECT item, sum(amount) FROM orders GROUP BY tumble(ts, '1 minute'), item" => 47, "tumble(...) is not supported", "window(ts, '10 minutes')";
     window_in_select: "SELECT window(ts, '1 minute'), amount FROM orders" => 8, "window(...) belongs into GROUP BY";
     window_in_where: "SELECT item, amount FROM orders WHERE window(ts, '1 minute') = ts" => 39, "window(...) belongs into GROUP BY";

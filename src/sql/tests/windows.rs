@@ -263,11 +263,16 @@ fn either_bound_determines_the_window() {
         ("TIMESTAMP(0)", "window.start", "window(ts, '10 milliseconds')", false),
         ("TIMESTAMP(0)", "window.start", "window(ts, '1 minute', '1 minute', '5 milliseconds')", false),
         ("TIMESTAMP(0)", "calendar_window.end", "calendar_window(ts, 'month', 'Asia/Kathmandu')", true),
+        ("TIMESTAMP", "session_window.start", "session_window(ts, '1 minute')", true),
+        ("TIMESTAMP(3)", "session_window.end", "session_window(ts, '1 minute')", true),
+        ("TIMESTAMP(0)", "session_window.start", "session_window(ts, '1 minute')", false),
         ("BIGINT", "count(ts)", "window(ts, '1 minute')", false),
     ] {
         let sql = format!(
-            "CREATE EXTERNAL TABLE orders (ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://orders';
-             CREATE EXTERNAL TABLE result (b {key} PRIMARY KEY, n BIGINT) STORED AS CQL LOCATION 'cassandra://a/b';
+            "CREATE EXTERNAL TABLE orders (ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://orders'
+               OPTIONS ('watermark.column' 'ts');
+             CREATE EXTERNAL TABLE result (b {key} PRIMARY KEY, n BIGINT) STORED AS CQL LOCATION 'cassandra://a/b'
+               OPTIONS ('output.mode' 'append');
              INSERT INTO result SELECT {bound}, count(*) FROM orders GROUP BY {window}"
         );
         match good {
@@ -356,7 +361,7 @@ fn days_of_a_time_zone() {
     assert_eq!(shown(&pipeline)[1], day(23, 23));
     assert_eq!(shown(&pipeline)[0], format!("{} {} 46", midnight - hour, midnight + 23 * hour));
     assert_eq!(pipeline.keys(), 1);
-    assert!(pipeline.plan.description.contains("group by  1: window(ts, day in Europe/Berlin)\n"));
+    assert!(pipeline.plan.description.contains("group by  1: calendar_window(ts, day in Europe/Berlin)\n"));
 }
 
 /// The whole result at each checkpoint, and no more rows than allowed.
@@ -418,4 +423,138 @@ fn rows_of_several_windows_are_cut_once() {
         assert_eq!(counts, whole.lanes[lane].counts, "lane {lane}");
         assert!(sums(&cut, lane) > 0);
     }
+}
+
+/// Sessions with a gap that may differ from row to row, in milliseconds.
+#[derive(Debug)]
+struct SessionQuery {
+    /// The gap of rows with an odd value, and with an even one.
+    gaps: [i64; 2],
+    delay: i64,
+    having: bool,
+}
+
+impl SessionQuery {
+    fn sql(&self) -> String {
+        let Self { gaps: [odd, even], delay, having } = self;
+        let gap = match odd == even {
+            true => format!("'{odd} milliseconds'"),
+            false => format!(
+                "CASE WHEN v % 2 = 1 THEN INTERVAL '{odd} milliseconds' ELSE INTERVAL '{even} milliseconds' END"
+            ),
+        };
+        let having = if *having { "HAVING count(*) > 1" } else { "" };
+        format!(
+            "CREATE EXTERNAL TABLE orders (k VARCHAR, v BIGINT, ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://orders'
+               OPTIONS ('json.timestamp.unit' 'millis', 'watermark.column' 'ts', 'watermark.delay' '{delay} milliseconds');
+             CREATE EXTERNAL TABLE result (start TIMESTAMP(3), until TIMESTAMP(3), k VARCHAR, n BIGINT, total BIGINT,
+                 PRIMARY KEY (k, start))
+               STORED AS TABLE LOCATION 'console://' OPTIONS ('output.mode' 'append');
+             INSERT INTO result
+             SELECT session_window.start, session_window.end, k, count(*), sum(v) FROM orders WHERE v > 0
+             GROUP BY k, session_window(ts, {gap}) {having}"
+        )
+    }
+}
+
+/// Start, end, key, count and sum of each session, the number of late rows and of bad ones, and the lowest watermark.
+type Sessions = (Vec<(i64, i64, usize, i64, i64)>, u64, usize, Option<i64>);
+
+/// The reference: all rows that are on time, merged until nothing can be merged any more.
+fn sessions(query: &SessionQuery, logs: &[Vec<Order>]) -> Sessions {
+    let (mut sessions, mut late, mut bad) = (Vec::new(), 0, 0);
+    let mut watermarks = Vec::new();
+    for log in logs {
+        let mut highest: Option<i64> = None;
+        for Order { k, v, ts } in log {
+            let watermark = highest.map(|highest| highest - query.delay);
+            highest = highest.max(*ts);
+            match ts {
+                _ if *v <= 0 => {}
+                None => bad += 1,
+                Some(ts) if watermark.is_some_and(|watermark| *ts < watermark) => late += 1,
+                Some(ts) => sessions.push((*ts, ts + query.gaps[usize::from(v % 2 == 0)], *k, 1, *v)),
+            }
+        }
+        watermarks.push(highest.map(|highest| highest - query.delay));
+    }
+    let touching = |sessions: &[(i64, i64, usize, i64, i64)]| {
+        for (a, first) in sessions.iter().enumerate() {
+            for (b, second) in sessions.iter().enumerate().skip(a + 1) {
+                if first.2 == second.2 && first.0 <= second.1 && second.0 <= first.1 {
+                    return Some((a, b));
+                }
+            }
+        }
+        None
+    };
+    while let Some((a, b)) = touching(&sessions) {
+        let other = sessions.remove(b);
+        let into = &mut sessions[a];
+        *into = (into.0.min(other.0), into.1.max(other.1), into.2, into.3 + other.3, into.4 + other.4);
+    }
+    (sessions, late, bad, watermarks.into_iter().min().flatten())
+}
+
+#[test]
+fn random_sessions_equal_a_reference_that_keeps_all_rows() {
+    let (mut closed_sessions, mut merged, mut late_rows) = (0, 0, 0);
+    for seed in 0..250 {
+        let mut dice = Dice::new(seed);
+        let odd = 1 + dice.below(25) as i64;
+        let even = if dice.chance(50) { odd } else { 1 + dice.below(40) as i64 };
+        let query = SessionQuery { gaps: [odd, even], delay: dice.below(60) as i64, having: dice.chance(30) };
+        let orders: Vec<_> = (0..1 + dice.below(3)).map(|_| orders(&mut dice)).collect();
+        let (all, late, bad, watermark) = sessions(&query, &orders);
+        let closed = |end: i64| watermark.is_some_and(|watermark| end < watermark);
+        let millis = |time: i64| ScalarValue::TimestampMillisecond(Some(time), None);
+        let wanted: Vec<_> = all
+            .iter()
+            .filter(|(_, end, _, count, _)| closed(*end) && (!query.having || *count > 1))
+            .map(|(start, end, k, count, sum)| {
+                let numbers = [*count, *sum].map(|number| ScalarValue::Int64(Some(number)));
+                let key = ScalarValue::Utf8(Some(format!("k{k}")));
+                [vec![millis(*start), millis(*end), key], numbers.to_vec()].concat()
+            })
+            .collect();
+        for _ in 0..4 {
+            let logs: Vec<_> = orders.iter().map(|orders| records(orders)).collect();
+            let mut pipeline = Pipeline::new(&query.sql(), 1 + dice.below(3), logs.len());
+            pipeline.run(&logs, &mut dice);
+            assert_rows(&pipeline, wanted.clone());
+            assert_eq!((pipeline.counts.late, pipeline.letters.len()), (late, bad), "{query:?}");
+            assert!(pipeline.written.values().all(|times| *times == 1), "each session is written once");
+            let open = all.iter().filter(|(_, end, ..)| !closed(*end)).count();
+            assert_eq!(pipeline.keys(), open, "closed sessions leave the state");
+            assert!(pipeline.checkpoint_all().is_empty(), "nothing is written twice");
+        }
+        closed_sessions += wanted.len();
+        merged += all.iter().filter(|session| session.3 > 1).count();
+        late_rows += late;
+    }
+    assert!(
+        closed_sessions > 1000 && merged > 1000 && late_rows > 500,
+        "{closed_sessions} closed, {merged} merged, {late_rows} late"
+    );
+}
+
+/// Sessions whose gap is no length of time are bad, and their bounds are there for a query around them.
+#[test]
+fn sessions_in_queries_around_the_aggregation() {
+    let select = "INSERT INTO result SELECT session_window.end, n FROM
+        (SELECT session_window, sum(v) AS n FROM orders
+           GROUP BY session_window(ts, CASE WHEN v > 100 THEN INTERVAL '-1 seconds' ELSE INTERVAL '10 milliseconds' END))
+        WHERE n > 1";
+    let mut pipeline =
+        pipeline("'watermark.delay' '0 seconds'", "until TIMESTAMP(3) PRIMARY KEY, n BIGINT", "append", select);
+    let orders = [("a", 1, 0), ("b", 2, 10), ("a", 200, 15), ("a", 1, 21), ("a", 7, 40), ("a", 1, 51), ("a", 1, 70)];
+    pipeline.batch(0, &log(orders.map(|(k, v, ts)| order(k, v, ts))), 0, 7);
+    pipeline.checkpoint_all();
+    assert_eq!(shown(&pipeline), ["20 3", "50 7"]);
+    assert!(pipeline.letters[0].reason.contains("its window cannot be known"));
+    assert!(
+        pipeline.plan.description.contains("column    until Timestamp(ms) = session_window.end\n"),
+        "{}",
+        pipeline.plan.description
+    );
 }

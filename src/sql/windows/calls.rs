@@ -19,7 +19,7 @@ use crate::sql::error::{Place, SqlError, Text};
 use crate::sql::metadata::{normal, plain_name};
 
 /// The calls.
-pub(in crate::sql) const CALLS: [&str; 2] = ["window", "calendar_window"];
+pub(in crate::sql) const CALLS: [&str; 3] = ["window", "calendar_window", "session_window"];
 
 /// Rewrites all calls of windows in a query.
 pub(in crate::sql) fn rewrite(query: &mut Query, text: &Text, statement: Option<Place>) -> Result<(), SqlError> {
@@ -42,6 +42,8 @@ struct Grouped {
     call: Expr,
     start: Expr,
     end: Expr,
+    /// The call as it is grouped by: the start, or both bounds of a session.
+    group: Expr,
 }
 
 impl VisitorMut for Rewrite<'_> {
@@ -87,9 +89,21 @@ impl Rewrite<'_> {
                 let message = "there are two windows in GROUP BY: a row would be counted once for each pair of them";
                 return Err(self.error(function, message));
             }
-            let (start, end) = self.bounds(&name, function)?;
-            grouped = Some(Grouped { name, call: group.clone(), start: start.clone(), end });
-            *group = start;
+            let (start, end, key) = match name.as_str() {
+                "session_window" => {
+                    let session = self.session(function)?;
+                    let bound = |name: &str| {
+                        call("get_field", [session.clone(), Expr::value(Value::SingleQuotedString(name.to_owned()))])
+                    };
+                    (bound("start"), bound("end"), session)
+                }
+                _ => {
+                    let (start, end) = self.bounds(&name, function)?;
+                    (start.clone(), end, start)
+                }
+            };
+            grouped = Some(Grouped { name, call: group.clone(), start, end, group: key.clone() });
+            *group = key;
         }
         let Some(grouped) = grouped else { return Ok(()) };
         for item in &mut select.projection {
@@ -107,6 +121,24 @@ impl Rewrite<'_> {
             grouped.replace(having);
         }
         Ok(())
+    }
+
+    /// The session that a row makes.
+    fn session(&self, function: &Function) -> Result<Expr, SqlError> {
+        let wrong =
+            || self.error(function, format!("session_window(...) has other arguments: {}", usage("session_window")));
+        let arguments = arguments(function).ok_or_else(wrong)?;
+        let [time, gap] = arguments.as_slice() else { return Err(wrong()) };
+        let gap = match (length_of(gap), gap) {
+            (Ok(nanos), _) if nanos <= 0 => {
+                return Err(self.error(function, "the gap of a session must be more than nothing"));
+            }
+            (Ok(nanos), _) => number(nanos),
+            (Err(message), Expr::Value(_) | Expr::Interval(_)) => return Err(self.error(function, message)),
+            // A gap of each row.
+            (Err(_), gap) => (*gap).clone(),
+        };
+        Ok(call(functions::SESSION, [(*time).clone(), gap]))
     }
 
     /// The expressions of the start and the end that a call stands for.
@@ -154,6 +186,7 @@ impl Rewrite<'_> {
 
 fn usage(name: &str) -> &'static str {
     match name {
+        "session_window" => "write session_window(ts, '5 minutes'), or an expression of INTERVAL as the gap",
         "calendar_window" => "write calendar_window(ts, 'day' | 'week' | 'month', 'Europe/Berlin')",
         _ => {
             "write window(ts, '10 minutes'), window(ts, '10 minutes', '5 minutes') or window(ts, '1 day', '1 day', '6 hours')"
@@ -185,6 +218,9 @@ impl Grouped {
     }
 
     fn whole(&self) -> Expr {
+        if self.name == "session_window" {
+            return self.group.clone();
+        }
         let name = |name: &str| Expr::value(Value::SingleQuotedString(name.to_owned()));
         call("named_struct", [name("start"), self.start.clone(), name("end"), self.end.clone()])
     }

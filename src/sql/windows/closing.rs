@@ -2,7 +2,7 @@
 //!
 //! No row can come for a closed window that is not late by its own partition, since the shard's watermark is the lowest of
 //! all partitions. Only where a partition was called idle and woke up again can it be otherwise: so the shard remembers,
-//! also over a restart, up to where it has closed windows, and passes over what comes below. A window is given out once.
+//! also over a remark, up to where it has closed windows, and passes over what comes below. A window is given out once.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -20,7 +20,7 @@ pub(in crate::sql) const TABLE: usize = 1;
 
 /// Which windows of a shard are open.
 pub(in crate::sql) struct Closing {
-    /// The number of groups in each window, by its start.
+    /// The number of groups in each window, by its mark.
     groups: BTreeMap<i64, usize>,
     /// The watermark of the shard.
     watermark: Watermark,
@@ -38,53 +38,53 @@ impl Closing {
         self.watermark = watermark;
     }
 
-    /// Counts groups that came, by the starts of their windows.
-    pub(in crate::sql) fn opened(&mut self, starts: impl IntoIterator<Item = i64>) {
-        starts.into_iter().for_each(|start| *self.groups.entry(start).or_default() += 1);
+    /// Counts groups that came, by the marks of their windows.
+    pub(in crate::sql) fn opened(&mut self, marks: impl IntoIterator<Item = i64>) {
+        marks.into_iter().for_each(|mark| *self.groups.entry(mark).or_default() += 1);
     }
 
     /// Counts groups that are gone.
-    pub(in crate::sql) fn removed(&mut self, starts: impl IntoIterator<Item = i64>) {
-        for start in starts {
-            if let Some(groups) = self.groups.get_mut(&start) {
+    pub(in crate::sql) fn removed(&mut self, marks: impl IntoIterator<Item = i64>) {
+        for mark in marks {
+            if let Some(groups) = self.groups.get_mut(&mark) {
                 *groups -= 1;
                 if *groups == 0 {
-                    self.groups.remove(&start);
+                    self.groups.remove(&mark);
                 }
             }
         }
     }
 
     /// Which of these windows were closed before.
-    pub(in crate::sql) fn were_closed(&self, window: &Window, starts: &[i64]) -> Vec<bool> {
+    pub(in crate::sql) fn were_closed(&self, window: &Window, marks: &[i64]) -> Vec<bool> {
         let mut ends = Ends::new(window);
-        starts.iter().map(|start| self.closed > i64::MIN && ends.end(*start) <= self.closed).collect()
+        marks.iter().map(|mark| self.closed > i64::MIN && ends.end(*mark) <= self.closed).collect()
     }
 
     /// Which of these windows are to be closed now.
-    pub(in crate::sql) fn closing(&self, window: &Window, starts: &[i64]) -> Vec<bool> {
+    pub(in crate::sql) fn closing(&self, window: &Window, marks: &[i64]) -> Vec<bool> {
         let mut ends = Ends::new(window);
         let watermark = self.watermark.unwrap_or(i64::MIN);
-        starts.iter().map(|start| ends.end(*start) <= watermark).collect()
+        marks.iter().map(|mark| ends.end(*mark) <= watermark).collect()
     }
 
-    /// Closes every open window whose end the watermark has passed. Answers their starts, the highest last. `others` says
+    /// Closes every open window whose end the watermark has passed. Answers their marks, the highest last. `others` says
     /// that groups are closed that were never open here.
     pub(in crate::sql) fn close(&mut self, window: &Window, others: bool) -> Closed {
         let Some(watermark) = self.watermark else { return Closed::default() };
-        let mut starts = Vec::new();
+        let mut marks = Vec::new();
         while let Some(first) = self.groups.first_entry() {
             if window.end(*first.key()) > watermark {
                 break;
             }
-            starts.push(*first.key());
+            marks.push(*first.key());
             first.remove();
         }
-        let moved = (others || !starts.is_empty()) && watermark > self.closed;
+        let moved = (others || !marks.is_empty()) && watermark > self.closed;
         if moved {
             self.closed = watermark;
         }
-        Closed { starts, moved }
+        Closed { marks, moved }
     }
 
     /// What is stored of it.
@@ -120,8 +120,8 @@ impl Closing {
 /// Windows that have just been closed.
 #[derive(Default)]
 pub(in crate::sql) struct Closed {
-    /// Their starts.
-    pub(in crate::sql) starts: Vec<i64>,
+    /// Their marks.
+    pub(in crate::sql) marks: Vec<i64>,
     /// Whether the place up to where windows are closed has moved.
     pub(in crate::sql) moved: bool,
 }

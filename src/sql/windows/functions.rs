@@ -6,9 +6,9 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, AsArray, Int64Array};
+use arrow::array::{Array, ArrayRef, AsArray, Int64Array, StructArray};
 use arrow::compute::cast;
-use arrow::datatypes::{DataType, Int64Type, TimeUnit};
+use arrow::datatypes::{DataType, Field, Fields, Int64Type, IntervalMonthDayNanoType, IntervalUnit, TimeUnit};
 use datafusion::common::ScalarValue;
 use datafusion::error::DataFusionError;
 use datafusion::logical_expr::{ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility};
@@ -25,8 +25,11 @@ pub(super) const CALENDAR_START: &str = "calendar start";
 /// `"calendar end"(start, unit, zone)`.
 pub(super) const CALENDAR_END: &str = "calendar end";
 
+/// `"session window"(time, gap)`, the gap in nanoseconds or as an interval: a struct of `[time, time + gap)`.
+pub(super) const SESSION: &str = "session window";
+
 /// All of them.
-pub(super) const ALL: [&str; 4] = [START, END, CALENDAR_START, CALENDAR_END];
+pub(super) const ALL: [&str; 5] = [START, END, CALENDAR_START, CALENDAR_END, SESSION];
 
 /// The functions.
 pub(super) fn all() -> Vec<ScalarUDF> {
@@ -53,6 +56,7 @@ impl ScalarUDFImpl for Bound {
 
     fn return_type(&self, arguments: &[DataType]) -> Result<DataType, DataFusionError> {
         match arguments.first() {
+            Some(time @ DataType::Timestamp(..)) if self.name == SESSION => Ok(session(time)),
             Some(time @ DataType::Timestamp(..)) => Ok(time.clone()),
             other => Err(DataFusionError::Plan(format!(
                 "a window is of a TIMESTAMP, not of {}: declare the column as TIMESTAMP or cast it",
@@ -69,8 +73,10 @@ impl ScalarUDFImpl for Bound {
             Some(other) => other.clone(),
             None => DataType::Null,
         };
-        let rest = match self.name {
-            START | END => DataType::Int64,
+        let rest = match (self.name, arguments.get(1)) {
+            (SESSION, Some(DataType::Interval(_))) => DataType::Interval(IntervalUnit::MonthDayNano),
+            (SESSION, Some(DataType::Duration(_))) => DataType::Duration(TimeUnit::Nanosecond),
+            (START | END | SESSION, _) => DataType::Int64,
             _ => DataType::Utf8,
         };
         Ok(std::iter::once(time).chain(arguments.iter().skip(1).map(|_| rest.clone())).collect())
@@ -90,6 +96,11 @@ impl ScalarUDFImpl for Bound {
             Some(ColumnarValue::Scalar(value)) => Ok(value.try_as_str().flatten().unwrap_or_default().to_owned()),
             _ => Err(DataFusionError::Internal(format!("{}: the calendar is no constant", self.name))),
         };
+        if self.name == SESSION {
+            let rows = arguments.number_rows;
+            let [time, gap] = [&arguments.args[0], &arguments.args[1]].map(|value| value.to_array(rows));
+            return Ok(ColumnarValue::Array(intervals(&time?, &gap?)?));
+        }
         let one = matches!(time, ColumnarValue::Scalar(_));
         let times = cast(&time.to_array(if one { 1 } else { arguments.number_rows })?, &DataType::Int64)?;
         let times = times.as_primitive::<Int64Type>();
@@ -122,6 +133,38 @@ impl ScalarUDFImpl for Bound {
             false => ColumnarValue::Array(bounds),
         })
     }
+}
+
+/// The type of a session.
+fn session(time: &DataType) -> DataType {
+    let bounds = ["start", "end"].map(|name| Field::new(name, time.clone(), true));
+    DataType::Struct(Fields::from(bounds.to_vec()))
+}
+
+/// Each time with the gap after it. None where there is no gap, or none of a fixed length.
+fn intervals(times: &ArrayRef, gaps: &ArrayRef) -> Result<ArrayRef, DataFusionError> {
+    let tick = tick(times.data_type());
+    let gaps: Int64Array = match gaps.as_primitive_opt::<IntervalMonthDayNanoType>() {
+        Some(gaps) => gaps.unary_opt(|gap| {
+            let days = i64::from(gap.days).checked_mul(86_400_000_000_000)?;
+            if gap.months == 0 { days.checked_add(gap.nanoseconds) } else { None }
+        }),
+        None => cast(gaps, &DataType::Int64)?.as_primitive::<Int64Type>().clone(),
+    };
+    let ticks = cast(times, &DataType::Int64)?;
+    let ticks = ticks.as_primitive::<Int64Type>();
+    let ends: Int64Array = ticks
+        .iter()
+        .zip(gaps.iter())
+        .map(|(time, gap)| {
+            let gap = gap.filter(|gap| *gap > 0 && gap % tick == 0)? / tick;
+            time?.checked_add(gap)
+        })
+        .collect();
+    let nulls = ends.nulls().cloned();
+    let DataType::Struct(fields) = session(times.data_type()) else { return Ok(Arc::new(ends)) };
+    let ends = cast(&(Arc::new(ends) as ArrayRef), times.data_type())?;
+    Ok(Arc::new(StructArray::try_new(fields, vec![Arc::clone(times), ends], nulls)?))
 }
 
 /// The start of the last window that has a time. None if a bound of one of its windows is out of range.

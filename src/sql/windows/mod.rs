@@ -1,8 +1,8 @@
 //! Windows of event time: what they are, and to which of them a time belongs.
 //!
 //! A window is `[start, end)`. In SQL it is a call in GROUP BY, which [`calls`] rewrites into functions that DataFusion
-//! evaluates ([`functions`]); a group's key column is then the start of its window. [`event_time`] moves the watermark of
-//! a partition row by row and says which rows are late, [`sliding`] gives a row to each of its windows, and [`closing`]
+//! evaluates ([`functions`]); a group's key column is then the start of its window, or both bounds of its session. [`event_time`] moves the watermark of
+//! a partition row by row and says which rows are late, [`sliding`] gives a row to each of its windows, [`sessions`] merges rows into sessions, and [`closing`]
 //! closes windows that the watermark of a shard has passed.
 
 mod calendar;
@@ -10,14 +10,19 @@ pub(super) mod calls;
 pub(super) mod closing;
 pub(super) mod event_time;
 mod functions;
+pub(super) mod sessions;
 pub(super) mod sliding;
 
+use arrow::array::{ArrayRef, Int64Array};
 use arrow::datatypes::{DataType, TimeUnit};
 use datafusion::common::ScalarValue;
+use datafusion::error::DataFusionError;
 use datafusion::execution::context::SessionContext;
 use datafusion::logical_expr::Expr;
 
 use self::calendar::Calendar;
+use self::sessions::Bounds;
+use self::sliding::ticks;
 use super::error::SqlError;
 
 /// The windows of a query.
@@ -35,6 +40,8 @@ enum Kind {
     Sliding { size: i64, slide: i64, offset: i64 },
     /// Days, weeks or months somewhere.
     Calendar(Calendar),
+    /// As long as rows come, with a gap of this many nanoseconds if it is the same for all of them.
+    Session { gap: Option<i64> },
 }
 
 impl Window {
@@ -63,17 +70,18 @@ impl Window {
                 let (unit, zone) = (text(unit).unwrap_or_default(), text(zone).unwrap_or_default());
                 (time, Kind::Calendar(Calendar::new(unit, zone).map_err(SqlError::new)?))
             }
+            (functions::SESSION, [time, gap]) => (time, Kind::Session { gap: whole(gap) }),
             _ => return Ok(None),
         };
-        Ok(Some((Self { kind, tick: tick(data_type) }, time)))
+        Ok(Some((Self { kind, tick: tick(bound_type(data_type)) }, time)))
     }
 
-    /// Whether an expression is the end of the window of another expression: which.
-    pub(super) fn end_of(expr: &Expr) -> Option<&Expr> {
-        match expr {
-            Expr::ScalarFunction(call) if [functions::END, functions::CALENDAR_END].contains(&call.func.name()) => {
-                call.args.first()
-            }
+    /// Whether an expression is a bound that is taken from the window of another expression: which, and of what.
+    pub(super) fn bound_of(expr: &Expr) -> Option<(&str, &Expr)> {
+        let Expr::ScalarFunction(call) = expr else { return None };
+        match (call.func.name(), call.args.as_slice()) {
+            (functions::END | functions::CALENDAR_END, [start, ..]) => Some(("end", start)),
+            ("get_field", [session, name]) => Some((text(name)?, session)),
             _ => None,
         }
     }
@@ -85,11 +93,35 @@ impl Window {
         expr.exists(|expr| Ok(of_windows(expr))).unwrap_or(false)
     }
 
-    /// The end of the window that starts at a tick, in nanoseconds since the epoch.
-    pub(super) fn end(&self, start: i64) -> i64 {
+    /// Whether the windows are sessions.
+    pub(super) fn is_session(&self) -> bool {
+        matches!(self.kind, Kind::Session { .. })
+    }
+
+    /// How its bounds are called.
+    pub(super) fn name(&self) -> &'static str {
+        match self.kind {
+            Kind::Sliding { .. } => "window",
+            Kind::Calendar(_) => "calendar_window",
+            Kind::Session { .. } => "session_window",
+        }
+    }
+
+    /// The ticks by which [`Window::end`] knows the windows in a key column: their starts, or the ends of sessions.
+    pub(super) fn marks(&self, column: &ArrayRef) -> Result<Int64Array, DataFusionError> {
+        match self.is_session() {
+            true => Ok(Bounds::of(column)?.ends),
+            false => ticks(column),
+        }
+    }
+
+    /// The watermark at which a window is closed, in nanoseconds since the epoch: its end, or what is just past that of a
+    /// session, which a row at its very end would prolong.
+    pub(super) fn end(&self, mark: i64) -> i64 {
         let end = match &self.kind {
-            Kind::Sliding { size, .. } => start.saturating_add(*size),
-            Kind::Calendar(calendar) => calendar.end(start, self.tick).unwrap_or(i64::MAX),
+            Kind::Session { .. } => return mark.saturating_mul(self.tick).saturating_add(1),
+            Kind::Sliding { size, .. } => mark.saturating_add(*size),
+            Kind::Calendar(calendar) => calendar.end(mark, self.tick).unwrap_or(i64::MAX),
         };
         end.saturating_mul(self.tick)
     }
@@ -108,6 +140,8 @@ impl Window {
                 text
             }
             Kind::Calendar(calendar) => calendar.shown(),
+            Kind::Session { gap: Some(gap) } => shown(*gap),
+            Kind::Session { gap: None } => "the gap of each row".into(),
         }
     }
 
@@ -126,6 +160,7 @@ impl Window {
                 [size, slide, offset].into_iter().all(|length| (length * self.tick) % tick == 0)
             }
             Kind::Calendar(_) => tick <= 1_000_000_000,
+            Kind::Session { .. } => false,
         }
     }
 }
@@ -151,6 +186,14 @@ impl<'a> Ends<'a> {
                 end
             }
         }
+    }
+}
+
+/// The type of the bounds in a key column.
+pub(super) fn bound_type(data_type: &DataType) -> &DataType {
+    match data_type {
+        DataType::Struct(bounds) => bounds.first().map_or(data_type, |bound| bound.data_type()),
+        other => other,
     }
 }
 
