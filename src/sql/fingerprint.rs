@@ -38,9 +38,12 @@ impl Described<'_> {
         };
         line("read", &format!("topic {} as JSON: {}", self.source.topic, columns(self.used)));
         self.decoding(&mut line);
-        if let Some(WatermarkText { column, delay, max_ahead, .. }) = &self.source.options.watermark {
+        if let Some(WatermarkText { column, delay, max_ahead, idle, close_after, .. }) = &self.source.options.watermark
+        {
             let (delay, ahead) = (windows::shown(*delay), windows::shown(*max_ahead));
-            line("watermark", &format!("{column} - {delay}, at most {ahead} ahead"));
+            let idle = idle.map(|idle| format!(", idle after {}", windows::shown(idle))).unwrap_or_default();
+            let close = close_after.map(|(close, _)| format!(", closed after {}", windows::shown(close)));
+            line("watermark", &format!("{column} - {delay}, at most {ahead} ahead{idle}{}", close.unwrap_or_default()));
         }
         let filters: BTreeSet<_> = self.shape.filters.iter().map(|filter| self.shape.display(filter)).collect();
         filters.iter().for_each(|filter| line("filter", filter));

@@ -25,6 +25,19 @@ pub(super) fn check(shape: &Shape, source: &SourceTable, mode: OutputMode) -> Re
             )));
         }
     }
+    if let Some((_, place)) = watermark.and_then(|watermark| watermark.close_after) {
+        let window = shape.grouping.as_ref().and_then(|grouping| grouping.window.as_ref());
+        let refused = match window {
+            _ if matches!(mode, OutputMode::Complete { .. }) => Some("complete mode closes no windows"),
+            None => Some("without a window in GROUP BY there is nothing to close"),
+            Some((_, window, _)) if !window.lasts() => Some("the gap of its sessions differs from row to row"),
+            Some(_) => None,
+        };
+        if let Some(reason) = refused {
+            let message = format!("table {}: 'watermark.close.after' cannot be: {reason}", source.name);
+            return Err(SqlError::at(message, place));
+        }
+    }
     if let Some(Grouping { window: Some((_, window, _)), .. }) = &shape.grouping
         && window.is_session()
         && mode != OutputMode::Append

@@ -69,6 +69,10 @@ pub(super) struct WatermarkText {
     pub(super) delay: i64,
     /// In nanoseconds.
     pub(super) max_ahead: i64,
+    /// In nanoseconds.
+    pub(super) idle: Option<i64>,
+    /// In nanoseconds, and where it was given.
+    pub(super) close_after: Option<(i64, Option<Place>)>,
     pub(super) place: Option<Place>,
 }
 
@@ -173,7 +177,7 @@ pub(super) fn written<'a>(
         .collect()
 }
 
-pub(super) const KAFKA_KEYS: [&str; 15] = [
+pub(super) const KAFKA_KEYS: [&str; 17] = [
     "starting.offsets",
     "max.offsets.per.batch",
     "on.data.loss",
@@ -182,6 +186,8 @@ pub(super) const KAFKA_KEYS: [&str; 15] = [
     "watermark.column",
     "watermark.delay",
     "watermark.max.ahead",
+    "watermark.idle",
+    "watermark.close.after",
     "late.rows",
     "json.timestamp.unit",
     "json.timestamp.unit.<column>",
@@ -237,6 +243,8 @@ pub(super) fn kafka(options: Vec<Written<'_>>) -> Result<KafkaOptions, SqlError>
             "watermark.column" => watermark.column = Some((option.value.clone(), option.place)),
             "watermark.delay" => watermark.delay = Some((option.length()?, option.place)),
             "watermark.max.ahead" => watermark.max_ahead = Some((option.length()?, option.place)),
+            "watermark.idle" => watermark.idle = Some((option.length()?, option.place)),
+            "watermark.close.after" => watermark.close_after = Some((option.length()?, option.place)),
             "late.rows" => {
                 read.late_rows = option.one_of(&[("drop", LateRows::Drop), ("dead-letter", LateRows::DeadLetter)])?;
                 watermark.late_rows = option.place.or(watermark.late_rows);
@@ -274,13 +282,16 @@ struct Watermark {
     column: Option<(String, Option<Place>)>,
     delay: Option<(i64, Option<Place>)>,
     max_ahead: Option<(i64, Option<Place>)>,
+    idle: Option<(i64, Option<Place>)>,
+    close_after: Option<(i64, Option<Place>)>,
     late_rows: Option<Place>,
 }
 
 impl Watermark {
     fn read(self, table: &str) -> Result<Option<WatermarkText>, SqlError> {
         let Some((column, place)) = self.column else {
-            let place = [self.delay, self.max_ahead].into_iter().flatten().map(|(_, place)| place);
+            let place =
+                [self.delay, self.max_ahead, self.idle, self.close_after].into_iter().flatten().map(|(_, place)| place);
             let place = place.chain(self.late_rows.map(Some)).next();
             return match place {
                 Some(place) => Err(SqlError::at(
@@ -295,7 +306,8 @@ impl Watermark {
         };
         let delay = self.delay.map_or(0, |(delay, _)| delay);
         let max_ahead = self.max_ahead.map_or(MAX_AHEAD, |(ahead, _)| ahead);
-        Ok(Some(WatermarkText { column, delay, max_ahead, place }))
+        let idle = self.idle.map(|(idle, _)| idle);
+        Ok(Some(WatermarkText { column, delay, max_ahead, idle, close_after: self.close_after, place }))
     }
 }
 

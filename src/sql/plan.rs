@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow::datatypes::{DataType, Field, Schema};
 use arrow::row::{RowConverter, SortField};
@@ -398,12 +399,21 @@ impl Builder<'_> {
 
     /// The event time of the source, if it has one.
     fn event_time(&self, input: &Schema) -> Result<Option<EventTime>, SqlError> {
-        let Some(WatermarkText { column, delay, max_ahead, .. }) = &self.source.options.watermark else {
+        let Some(WatermarkText { column, delay, max_ahead, idle, close_after, .. }) = &self.source.options.watermark
+        else {
             return Ok(None);
         };
         let column = input.index_of(column).map_err(DataFusionError::from)?;
         let late_rows = self.source.options.late_rows;
-        Ok(Some(EventTime { column, delay: *delay, max_ahead: *max_ahead, late_rows }))
+        let duration = |nanos: i64| Duration::from_nanos(nanos.unsigned_abs());
+        Ok(Some(EventTime {
+            column,
+            delay: *delay,
+            max_ahead: *max_ahead,
+            late_rows,
+            idle: idle.map(duration),
+            close_after: close_after.map(|(close, _)| duration(close)),
+        }))
     }
 
     fn stage(

@@ -167,6 +167,11 @@ impl SourceStage for BatchStage {
         let records = &input.batch.records;
         let offsets = offsets(records)?;
         let mut lanes = Lanes::new(&input, offsets);
+        if let (Some(event_time), Some(quiet), true) = (&plan.event_time, input.quiet, input.batch.range.is_empty()) {
+            let window = plan.window.as_ref().map(|windowed| &windowed.window);
+            let (watermark, idle) = event_time.quiet(quiet, window, input.watermark);
+            return Ok(StageOutput { lanes: lanes.finish(), watermark, idle });
+        }
         // What is below every cut concerns nobody any more.
         let Some(lowest) = input.cuts.iter().flatten().min() else {
             return Ok(StageOutput { lanes: lanes.finish(), watermark: input.watermark, idle: false });

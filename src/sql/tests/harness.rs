@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow::array::{
     Array, ArrayRef, AsArray, BinaryArray, BinaryBuilder, Int64Array, RecordBatch, StringBuilder, StructArray,
@@ -19,7 +20,7 @@ use strandline_actors::ports::{
     Change, DeadLetter, KeyedOperator, OutputBatch, Query, SourceBatch, SourceStage, StageError, StageInput,
     StageOutput, StateDelta, raw,
 };
-use strandline_actors::position::{Counts, Offset, PartitionKey, Range, SourcePartition, Watermark};
+use strandline_actors::position::{Counts, Offset, PartitionKey, Position, Range, SourcePartition, Vector, Watermark};
 use strandline_actors::segment;
 use uuid::Uuid;
 
@@ -181,6 +182,9 @@ pub(super) struct Pipeline {
     key: Vec<usize>,
     /// The watermark of each partition.
     pub(super) watermarks: Vec<Watermark>,
+    idle: Vec<bool>,
+    /// The highest watermark of the shards so far.
+    told: Watermark,
     pub(super) rows: Rows,
     /// How often each row was written.
     pub(super) written: BTreeMap<String, usize>,
@@ -207,6 +211,8 @@ impl Pipeline {
             shards,
             key,
             watermarks: vec![None; partitions],
+            idle: vec![false; partitions],
+            told: None,
             rows: Rows::new(),
             written: BTreeMap::new(),
             deletes: 0,
@@ -224,6 +230,7 @@ impl Pipeline {
             StageInput { partition: &partition, batch: &batch, watermark, quiet: None, cuts: &cuts, poison: &[] };
         let output = self.stages[number].run(input).unwrap();
         self.watermarks[number] = output.watermark;
+        self.idle[number] = false;
         let lowest = self.lowest();
         assert_eq!(total(&output).total(), (until - from) as u64, "every offset is counted once");
         self.counts.add(&total(&output));
@@ -233,9 +240,26 @@ impl Pipeline {
         }
     }
 
+    /// A partition has been quiet for so long at the end of its log.
+    pub(super) fn quiet(&mut self, number: usize, seconds: u64) {
+        let partition = partition(number as i32);
+        let batch = batch(&[], 0, 0);
+        let quiet = Some(Duration::from_secs(seconds));
+        let (watermark, cuts) = (self.watermarks[number], vec![Some(Offset(0)); self.shards]);
+        let input = StageInput { partition: &partition, batch: &batch, watermark, quiet, cuts: &cuts, poison: &[] };
+        let output = self.stages[number].run(input).unwrap();
+        (self.watermarks[number], self.idle[number]) = (output.watermark, output.idle);
+        let lowest = self.lowest();
+        self.operators.iter_mut().for_each(|operator| operator.apply(Vec::new(), lowest).unwrap());
+    }
+
     /// The watermark of the shards.
-    pub(super) fn lowest(&self) -> Watermark {
-        self.watermarks.iter().copied().min().flatten()
+    fn lowest(&mut self) -> Watermark {
+        let positions = self.watermarks.iter().zip(&self.idle).zip(0..).map(|((watermark, idle), number)| {
+            (partition(number).key, Position { watermark: *watermark, idle: *idle, ..Position::start(Offset(0)) })
+        });
+        self.told = self.told.max(Vector(positions.collect()).watermark());
+        self.told
     }
 
     pub(super) fn checkpoint(&mut self, shard: usize) -> Vec<OutputBatch> {

@@ -187,6 +187,100 @@ fn random_windows_equal_a_reference_that_keeps_all_rows() {
     assert!(late > 500 && closed > 2000, "the cases have {late} late rows and {closed} closed windows");
 }
 
+/// A partition that has nothing to say holds back the others only until it is idle, and a row that it brings later for a
+/// window that was closed meanwhile is left out, also after a restart.
+#[test]
+fn idle_partitions_hold_nothing_back() {
+    let sql =
+        "CREATE EXTERNAL TABLE orders (k VARCHAR, v BIGINT, ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://orders'
+          OPTIONS ('json.timestamp.unit' 'millis', 'watermark.column' 'ts', 'watermark.idle' '30 seconds');
+        CREATE EXTERNAL TABLE result (start TIMESTAMP(3) PRIMARY KEY, n BIGINT) STORED AS TABLE LOCATION 'console://'
+          OPTIONS ('output.mode' 'append');
+        INSERT INTO result SELECT window.start, count(*) FROM orders GROUP BY window(ts, '10 milliseconds')";
+    let mut pipeline = Pipeline::new(sql, 1, 3);
+    let busy = log([1, 5, 12, 35].map(|ts| order("a", 1, ts)));
+    let slow = log([7, 31, 33].map(|ts| order("a", 1, ts)));
+    pipeline.batch(0, &busy, 0, 4);
+    assert!(pipeline.checkpoint_all().is_empty(), "two partitions are not known");
+    (pipeline.quiet(1, 30), pipeline.quiet(2, 29));
+    assert!(pipeline.checkpoint_all().is_empty(), "one partition is not known");
+    pipeline.quiet(2, 30);
+    pipeline.checkpoint_all();
+    assert_eq!(shown(&pipeline), ["0 2", "10 1"]);
+    // It wakes up, with a row of a closed window, and holds back again.
+    pipeline.batch(1, &slow, 0, 1);
+    pipeline.restart(0);
+    pipeline.batch(1, &slow, 0, 1);
+    pipeline.checkpoint_all();
+    assert_eq!((shown(&pipeline), pipeline.counts.late), (vec!["0 2".to_owned(), "10 1".to_owned()], 0));
+    pipeline.batch(0, &log([35, 35, 35, 35, 90].map(|ts| order("a", 1, ts))), 4, 5);
+    pipeline.checkpoint_all();
+    assert_eq!(shown(&pipeline).len(), 2);
+    pipeline.batch(1, &slow, 1, 3);
+    // All idle: as if the furthest had fallen idle last.
+    pipeline.quiet(0, 30);
+    pipeline.checkpoint_all();
+    assert_eq!(shown(&pipeline).len(), 2);
+    pipeline.quiet(1, 30);
+    pipeline.checkpoint_all();
+    assert_eq!(shown(&pipeline), ["0 2", "10 1", "30 3"]);
+}
+
+/// The last windows of a source that has fallen silent are closed by the clock, once; what comes later for them is late.
+#[test]
+fn the_last_windows_of_a_silent_source_are_closed() {
+    for (window, first, second) in [
+        ("window(ts, '1 second')", "n 2", "n 1"),
+        ("window(ts, '1 second', '300 milliseconds')", "n 2", "n 1"),
+        ("session_window(ts, '700 milliseconds')", "n 2", "n 1"),
+        ("calendar_window(ts, 'day', 'UTC')", "n 2", "n 1"),
+    ] {
+        let name = window.split('(').next().unwrap();
+        let sql = format!(
+            "CREATE EXTERNAL TABLE orders (k VARCHAR, v BIGINT, ts TIMESTAMP(3)) STORED AS JSON
+               LOCATION 'kafka://orders' OPTIONS ('json.timestamp.unit' 'millis', 'watermark.column' 'ts',
+               'watermark.delay' '5 seconds', 'watermark.idle' '10 seconds', 'watermark.close.after' '60 seconds');
+             CREATE EXTERNAL TABLE result (start TIMESTAMP(3) PRIMARY KEY, n BIGINT) STORED AS TABLE
+               LOCATION 'console://' OPTIONS ('output.mode' 'append');
+             INSERT INTO result SELECT {name}.start, count(*) FROM orders GROUP BY {window}"
+        );
+        let mut pipeline = Pipeline::new(&sql, 2, 2);
+        let day = 86_400_000;
+        let times = [100, 250, 260, 2 * day, 2 * day + 1];
+        let log = log(times.map(|ts| order("a", 1, ts)));
+        pipeline.batch(0, &log, 0, 2);
+        (0..2).for_each(|number| pipeline.quiet(number, 59));
+        assert!(pipeline.checkpoint_all().is_empty(), "{window}");
+        for _ in 0..3 {
+            (0..2).for_each(|number| pipeline.quiet(number, 60));
+            pipeline.checkpoint_all();
+            (0..2).for_each(|shard| pipeline.restart(shard));
+        }
+        let closed = pipeline.watermarks[0];
+        assert_eq!(
+            pipeline.rows.values().next().map(|row| format!("n {}", row[1])).as_deref(),
+            Some(first),
+            "{window}"
+        );
+        assert_eq!(pipeline.keys(), 0, "{window}");
+        // Late, and the silence after it raises nothing again.
+        pipeline.batch(0, &log, 2, 3);
+        (pipeline.quiet(0, 60), pipeline.quiet(0, 60));
+        assert_eq!((pipeline.counts.late, pipeline.watermarks[0]), (1, closed), "{window}");
+        // What belongs to later windows is on time.
+        pipeline.batch(0, &log, 3, 4);
+        (0..2).for_each(|number| pipeline.quiet(number, 60));
+        pipeline.checkpoint_all();
+        assert_eq!(
+            pipeline.rows.values().last().map(|row| format!("n {}", row[1])).as_deref(),
+            Some(second),
+            "{window}"
+        );
+        assert!(pipeline.written.values().all(|times| *times == 1));
+        assert_eq!((pipeline.keys(), pipeline.counts.late), (0, 1), "{window}");
+    }
+}
+
 /// A pipeline over times in milliseconds, `watermark` behind them.
 fn pipeline(options: &str, result: &str, mode: &str, select: &str) -> Pipeline {
     Pipeline::new(

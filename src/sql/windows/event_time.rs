@@ -5,6 +5,8 @@
 //! which partitions are read decides what is late. Bad records move nothing, and so do records whose time is further
 //! ahead of their own Kafka timestamp than is allowed: compared with the wall clock, a replay would judge otherwise.
 
+use std::time::Duration;
+
 use arrow::array::{Array, AsArray, RecordBatch, TimestampMillisecondArray};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Int64Type};
@@ -33,7 +35,13 @@ pub(in crate::sql) struct EventTime {
     /// How far ahead of its Kafka timestamp a record may move the watermark, in nanoseconds.
     pub(in crate::sql) max_ahead: i64,
     pub(in crate::sql) late_rows: LateRows,
+    /// How long a partition is quiet until it holds back no watermark.
+    pub(in crate::sql) idle: Option<Duration>,
+    /// How long a partition is quiet until its windows are closed.
+    pub(in crate::sql) close_after: Option<Duration>,
 }
+
+const SECOND: i64 = 1_000_000_000;
 
 /// The event times of a batch.
 pub(in crate::sql) struct Followed {
@@ -94,6 +102,37 @@ impl EventTime {
         }
         followed.after = (current > i64::MIN).then_some(current);
         Ok(followed)
+    }
+}
+
+impl EventTime {
+    /// What a partition that has been quiet for so long says: its watermark, and whether it is idle.
+    ///
+    /// Windows are closed by raising the watermark to where no time so far has an open one. It is raised to one nanosecond
+    /// past a whole second, where no time of a coarser type brings it: so it is known, also after a restart, that it was
+    /// raised already, and it is not raised again.
+    pub(in crate::sql) fn quiet(
+        &self,
+        quiet: Duration,
+        window: Option<&Window>,
+        watermark: Watermark,
+    ) -> (Watermark, bool) {
+        let idle = self.idle.is_some_and(|idle| quiet >= idle);
+        let (Some(window), Some(before), Some(_)) =
+            (window, watermark, self.close_after.filter(|close_after| quiet >= *close_after))
+        else {
+            return (watermark, idle);
+        };
+        if before.rem_euclid(SECOND) == 1 {
+            return (watermark, true);
+        }
+        match window.closed_after(before.saturating_add(self.delay)) {
+            Some(closed) => {
+                let seconds = closed.div_euclid(SECOND) + i64::from(closed.rem_euclid(SECOND) > 0);
+                (Some(seconds.saturating_mul(SECOND).saturating_add(1).max(before)), false)
+            }
+            None => (watermark, idle),
+        }
     }
 }
 

@@ -145,6 +145,23 @@ impl Window {
         }
     }
 
+    /// The watermark at which every window is closed that has no later time than this, both in nanoseconds; `None`: that is
+    /// not known, since it depends on the rows.
+    pub(super) fn closed_after(&self, time: i64) -> Option<i64> {
+        let time = time.div_euclid(self.tick);
+        let mark = match &self.kind {
+            Kind::Sliding { slide, offset, .. } => time - (time - offset).rem_euclid(*slide),
+            Kind::Calendar(calendar) => calendar.bounds(time, self.tick)?.0,
+            Kind::Session { gap } => time.saturating_add((*gap)? / self.tick),
+        };
+        Some(self.end(mark))
+    }
+
+    /// Whether all rows make windows of the same length.
+    pub(super) fn lasts(&self) -> bool {
+        !matches!(self.kind, Kind::Session { gap: None })
+    }
+
     /// If a time can be in several windows: their size and slide.
     pub(super) fn slides(&self) -> Option<(i64, i64)> {
         match &self.kind {
