@@ -138,3 +138,75 @@ async fn each_window_is_written_when_it_is_closed_however_often_the_service_is_k
     assert!(reasons.iter().all(|reason| reason.starts_with("late: the watermark of its partition was at 20")));
     service.stop().await;
 }
+
+/// Sessions of a topic of which one partition never gets a record. When the others have fallen silent, all sessions are
+/// closed, and each is in the table once.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_sessions_of_a_silent_topic_are_all_written() {
+    let (stand, mut feed, mut dice) = (Stand::new(PARTITIONS).await, Feed::new(PARTITIONS), Dice::new(12));
+    let sql = format!(
+        "CREATE EXTERNAL TABLE orders (item VARCHAR, qty BIGINT, ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://{}'
+           OPTIONS ('json.timestamp.unit' 'millis', 'watermark.column' 'ts', 'watermark.delay' '30 seconds',
+             'watermark.idle' '2 seconds', 'watermark.close.after' '8 seconds');
+         CREATE EXTERNAL TABLE result (start TIMESTAMP, until TIMESTAMP, item VARCHAR, n BIGINT, total BIGINT,
+             PRIMARY KEY (item, start)) STORED AS CQL LOCATION 'cassandra://{}/{}'
+           OPTIONS ('sink.create' 'true', 'output.mode' 'append');
+         INSERT INTO result SELECT session_window.start, session_window.end, item, count(*), sum(qty) FROM orders
+           GROUP BY item, session_window(ts, '1 second')",
+        stand.topic.name, stand.keyspace, stand.table
+    );
+    let (mut sent, mut now) = (Vec::new(), 1_700_000_000_000);
+    for life in 0..3 {
+        let mut portion = orders(&mut dice, &mut now, 500);
+        portion.iter_mut().for_each(|order| order.partition %= PARTITIONS - 1);
+        feed.send(&stand, portion.iter().map(|order| (order.partition, order.json()))).await;
+        sent.extend(portion);
+        if life < 2 {
+            let before: i64 = stand.offsets().await.values().sum();
+            let service = stand.start(&sql);
+            let more = async || stand.offsets().await.values().sum::<i64>() > before;
+            until("something is committed", Duration::from_secs(120), more).await;
+            service.kill();
+        }
+    }
+    let service = stand.start(&sql);
+
+    let mut watermarks = BTreeMap::new();
+    let mut of_item: BTreeMap<u64, Vec<(i64, i64)>> = BTreeMap::new();
+    for order in &sent {
+        let highest = watermarks.entry(order.partition).or_insert(i64::MIN);
+        if order.ts >= highest.saturating_sub(DELAY) {
+            of_item.entry(order.item).or_default().push((order.ts, order.qty));
+        }
+        *highest = order.ts.max(*highest);
+    }
+    let mut wanted = BTreeMap::new();
+    for (item, mut times) in of_item {
+        times.sort_unstable();
+        let mut start = times[0].0;
+        let mut end = start;
+        for (ts, qty) in times {
+            if ts > end {
+                start = ts;
+            }
+            end = ts + 1000;
+            let (until, count, total) = wanted.entry((start, format!("item {item}"))).or_insert((0, 0, 0));
+            (*until, *count, *total) = (end, *count + 1, *total + qty);
+        }
+    }
+    assert!(wanted.len() > 300 && wanted.values().any(|(_, count, _)| *count > 2), "{} sessions", wanted.len());
+    let read = format!("SELECT start, until, item, n, total FROM {}.{}", stand.keyspace, stand.table);
+    let table = async || {
+        let rows = stand.session.query_unpaged(read.as_str(), ()).await.unwrap().into_rows_result().unwrap();
+        let rows = rows.rows::<(CqlTimestamp, CqlTimestamp, String, i64, i64)>().unwrap().map(|row| row.unwrap());
+        rows.map(|(start, until, item, n, total)| ((start.0, item), (until.0, n, total))).collect::<BTreeMap<_, _>>()
+    };
+    until("as many sessions are written", Duration::from_secs(120), async || table().await.len() >= wanted.len()).await;
+    assert_eq!(table().await, wanted);
+    let open = |status: &serde_json::Value| {
+        let shards = status["board"]["shards"].as_object()?;
+        shards.values().map(|shard| shard["keys"].as_u64()).sum::<Option<u64>>()
+    };
+    service.until("no session is kept", |status| open(status) == Some(0)).await;
+    service.stop().await;
+}
