@@ -202,7 +202,8 @@ fn idle_partitions_hold_nothing_back() {
     let slow = log([7, 31, 33].map(|ts| order("a", 1, ts)));
     pipeline.batch(0, &busy, 0, 4);
     assert!(pipeline.checkpoint_all().is_empty(), "two partitions are not known");
-    (pipeline.quiet(1, 30), pipeline.quiet(2, 29));
+    pipeline.quiet(1, 30);
+    pipeline.quiet(2, 29);
     assert!(pipeline.checkpoint_all().is_empty(), "one partition is not known");
     pipeline.quiet(2, 30);
     pipeline.checkpoint_all();
@@ -265,7 +266,7 @@ fn the_last_windows_of_a_silent_source_are_closed() {
         assert_eq!(pipeline.keys(), 0, "{window}");
         // Late, and the silence after it raises nothing again.
         pipeline.batch(0, &log, 2, 3);
-        (pipeline.quiet(0, 60), pipeline.quiet(0, 60));
+        (0..2).for_each(|_| pipeline.quiet(0, 60));
         assert_eq!((pipeline.counts.late, pipeline.watermarks[0]), (1, closed), "{window}");
         // What belongs to later windows is on time.
         pipeline.batch(0, &log, 3, 4);

@@ -64,6 +64,9 @@ fn merge(intervals: impl Iterator<Item = (i64, i64)>) -> (Vec<usize>, Vec<(i64, 
     (numbers, sessions)
 }
 
+/// A key and rows of it.
+type RowsOfKey = (Box<[u8]>, Vec<usize>);
+
 /// Encodes the keys of sessions without their bounds.
 pub(in crate::sql) struct Keys {
     encoder: KeyEncoder,
@@ -104,7 +107,7 @@ impl Keys {
     }
 
     /// The rows of each key, by their starts.
-    fn sorted(&self, columns: &[ArrayRef], bounds: &Bounds) -> Result<Vec<(Box<[u8]>, Vec<usize>)>, ArrowError> {
+    fn sorted(&self, columns: &[ArrayRef], bounds: &Bounds) -> Result<Vec<RowsOfKey>, ArrowError> {
         let mut of_key: HashMap<Box<[u8]>, Vec<usize>> = HashMap::new();
         for (row, key) in self.encode(columns, bounds.starts.len())?.into_iter().enumerate() {
             of_key.entry(key).or_default().push(row);
