@@ -42,9 +42,12 @@ fn orders(dice: &mut Dice, now: &mut i64, records: usize) -> Vec<Order> {
     (0..records).map(order).collect()
 }
 
-/// Count and sum of each closed window and item, and the number of late rows.
-fn truth(sent: &[Order]) -> (BTreeMap<(i64, String), (i64, i64)>, u64) {
-    let mut groups = BTreeMap::new();
+/// Count and sum by start of the window and item.
+type Groups = BTreeMap<(i64, String), (i64, i64)>;
+
+/// The closed windows, and the number of late rows.
+fn truth(sent: &[Order]) -> (Groups, u64) {
+    let mut groups = Groups::new();
     let mut late = 0;
     let mut watermarks = BTreeMap::new();
     for order in sent {
@@ -67,7 +70,7 @@ fn truth(sent: &[Order]) -> (BTreeMap<(i64, String), (i64, i64)>, u64) {
     (groups, late)
 }
 
-async fn table(stand: &Stand) -> BTreeMap<(i64, String), (i64, i64)> {
+async fn table(stand: &Stand) -> Groups {
     let read = format!("SELECT start, until, item, n, total FROM {}.{}", stand.keyspace, stand.table);
     let rows = stand.session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
     rows.rows::<(CqlTimestamp, CqlTimestamp, String, i64, i64)>()
