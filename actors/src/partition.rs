@@ -144,7 +144,7 @@ impl PartitionLife {
         let lowest = if flaw!(ReadFromHighest) {
             positions().max_by_key(|position| position.next)
         } else {
-            positions().min_by_key(|position| position.next)
+            positions().min_by_key(|position| (position.next, std::cmp::Reverse(position.watermark)))
         };
         let (from, watermark) = lowest.map_or((self.start, None), |position| (position.next, position.watermark));
         let lanes = answers.into_iter().map(|answer| {

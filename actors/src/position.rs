@@ -172,7 +172,8 @@ impl Vector {
         self.0.get(key)
     }
 
-    /// The lowest watermark over the partitions that are not idle; `None` while one of them is not known, or all are idle.
+    /// The lowest watermark over the partitions that are not idle; `None` while one of them is not known. If all are idle it
+    /// is the highest, as when the one that has it had fallen idle last: in which order they did must not matter.
     pub fn watermark(&self) -> Watermark {
         let mut lowest = None;
         for position in self.0.values().filter(|position| !position.idle) {
@@ -182,7 +183,7 @@ impl Vector {
             };
             lowest = Some(lowest.map_or(watermark, |low: i64| low.min(watermark)));
         }
-        lowest
+        lowest.or_else(|| self.0.values().filter_map(|position| position.watermark).max())
     }
 
     /// Whether no partition stands lower than it did before.
@@ -227,13 +228,15 @@ mod tests {
 
     #[test]
     fn the_watermark_is_the_lowest_of_those_that_are_not_idle_and_unknown_while_one_of_them_is() {
-        let cases: [(&[(Watermark, bool)], Watermark); 7] = [
+        let cases: [(&[(Watermark, bool)], Watermark); 9] = [
             (&[], None),
             (&[(Some(5), false), (Some(3), false)], Some(3)),
             (&[(Some(5), false), (Some(3), true)], Some(5)),
             (&[(Some(5), false), (None, false)], None),
             (&[(Some(5), false), (None, true)], Some(5)),
-            (&[(Some(5), true), (Some(3), true)], None),
+            (&[(Some(5), true), (Some(3), true)], Some(5)),
+            (&[(None, true), (Some(3), true)], Some(3)),
+            (&[(None, true)], None),
             (&[(Some(i64::MIN), false), (Some(i64::MAX), false)], Some(i64::MIN)),
         ];
         for (positions, watermark) in cases {

@@ -95,6 +95,29 @@ impl Aggregation {
         Ok((aggregation, Preparation { columns, schema: Arc::new(Schema::new(fields)) }))
     }
 
+    /// The same aggregates with one more key column, behind the others.
+    pub(super) fn with_key(&self, name: &str, data_type: DataType) -> Self {
+        let keys = self.key_columns();
+        let added = |schema: &Schema| {
+            let mut fields: Vec<_> = schema.fields().to_vec();
+            fields.insert(keys, Arc::new(Field::new(name, data_type.clone(), true)));
+            Arc::new(Schema::new(fields))
+        };
+        let later = |range: &std::ops::Range<usize>| range.start + 1..range.end + 1;
+        let calls = self.calls.iter().map(|call| Call {
+            arguments: later(&call.arguments),
+            filter: call.filter.map(|column| column + 1),
+            state: later(&call.state),
+            ..call.clone()
+        });
+        Self {
+            keys: added(&self.keys),
+            partial: added(&self.partial),
+            result: added(&self.result),
+            calls: calls.collect(),
+        }
+    }
+
     /// The number of key columns.
     pub(super) fn key_columns(&self) -> usize {
         self.keys.fields().len()

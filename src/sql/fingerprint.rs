@@ -10,10 +10,11 @@ use std::fmt::Write;
 
 use arrow::datatypes::{DataType, Field, Schema};
 
-use super::options::KafkaOptions;
+use super::options::{KafkaOptions, OutputMode, WatermarkText};
 use super::routing::hash;
 use super::shape::Shape;
 use super::statements::SourceTable;
+use super::windows;
 use crate::catalog::{SinkKind, SinkTable};
 
 /// What the description is made from.
@@ -21,6 +22,7 @@ pub(super) struct Described<'a> {
     pub(super) shape: &'a Shape,
     pub(super) source: &'a SourceTable,
     pub(super) sink: &'a SinkTable,
+    pub(super) mode: OutputMode,
     /// The columns that the query and the rules use.
     pub(super) used: &'a [Field],
     /// Key columns and state columns, if the query keeps state.
@@ -36,13 +38,26 @@ impl Described<'_> {
         };
         line("read", &format!("topic {} as JSON: {}", self.source.topic, columns(self.used)));
         self.decoding(&mut line);
+        if let Some(WatermarkText { column, delay, max_ahead, idle, close_after, .. }) = &self.source.options.watermark
+        {
+            let (delay, ahead) = (windows::shown(*delay), windows::shown(*max_ahead));
+            let idle = idle.map(|idle| format!(", idle after {}", windows::shown(idle))).unwrap_or_default();
+            let close = close_after.map(|(close, _)| format!(", closed after {}", windows::shown(close)));
+            line("watermark", &format!("{column} - {delay}, at most {ahead} ahead{idle}{}", close.unwrap_or_default()));
+        }
         let filters: BTreeSet<_> = self.shape.filters.iter().map(|filter| self.shape.display(filter)).collect();
         filters.iter().for_each(|filter| line("filter", filter));
         match (&self.shape.grouping, self.state) {
             (Some(grouping), Some(state)) => {
                 // The order counts for the state, so it must show when two descriptions are compared line by line.
                 for (number, group) in grouping.groups.iter().enumerate() {
-                    line("group by", &format!("{}: {}", number + 1, self.shape.display(group)));
+                    let shown = match &grouping.window {
+                        Some((window, bounds, time)) if *window == number => {
+                            format!("{}({}, {})", bounds.name(), self.shape.display(time), bounds.shown())
+                        }
+                        _ => self.shape.display(group),
+                    };
+                    line("group by", &format!("{}: {shown}", number + 1));
                 }
                 if grouping.groups.is_empty() {
                     line("group by", "nothing: one group of everything");
@@ -57,6 +72,11 @@ impl Described<'_> {
         }
         let having: BTreeSet<_> = self.shape.having.iter().map(|condition| self.shape.display(condition)).collect();
         having.iter().for_each(|condition| line("having", condition));
+        match self.mode {
+            OutputMode::Update => {}
+            OutputMode::Append => line("mode", "append"),
+            OutputMode::Complete { .. } => line("mode", "complete"),
+        }
         line("write", &place(self.sink));
         if !self.sink.primary_key.is_empty() {
             line("key", &self.sink.primary_key.join(", "));

@@ -6,11 +6,13 @@
 
 use std::collections::BTreeSet;
 
+use arrow::datatypes::DataType::Timestamp;
 use arrow::datatypes::{DataType, TimeUnit};
 use datafusion::logical_expr::Expr;
 
 use super::error::SqlError;
 use super::shape::{self, Grouping, Shape};
+use super::windows::{Window, bound_type, tick};
 use crate::catalog::SinkTable;
 
 /// Refuses a sink whose primary key does not go with the query's groups.
@@ -43,7 +45,7 @@ pub(super) fn check(shape: &Shape, sink: &SinkTable) -> Result<(), SqlError> {
                 shape.display(expr)
             )));
         }
-        match source(expr, &grouping.group_types) {
+        match source(expr, grouping) {
             Source::Group(number) => {
                 carried.insert(number);
             }
@@ -88,16 +90,31 @@ enum Source {
     Derived,
 }
 
-fn source(expr: &Expr, types: &[DataType]) -> Source {
-    if let Some(number) = shape::group(expr) {
+/// The group that an expression is, or a bound of whose window it is.
+fn group(expr: &Expr, grouping: &Grouping) -> Option<usize> {
+    shape::group(expr).or_else(|| {
+        let number = shape::group(Window::bound_of(expr)?.1)?;
+        grouping.window.as_ref().is_some_and(|window| window.0 == number).then_some(number)
+    })
+}
+
+fn source(expr: &Expr, grouping: &Grouping) -> Source {
+    if let Some(number) = group(expr, grouping) {
         return Source::Group(number);
     }
     if let Expr::Cast(cast) = expr
-        && let Some(number) = shape::group(&cast.expr)
-        && let Some(from) = types.get(number)
+        && let Some(number) = group(&cast.expr, grouping)
+        && let Some(from) = grouping.group_types.get(number).map(bound_type)
     {
         let to = cast.field.data_type();
-        return match injective(from, to) {
+        // The bounds of windows are round.
+        let round = match (&grouping.window, from, to) {
+            (Some((window, bounds, _)), Timestamp(_, a), Timestamp(_, b)) => {
+                *window == number && a == b && bounds.whole_in(tick(to))
+            }
+            _ => false,
+        };
+        return match round || injective(from, to) {
             true => Source::Group(number),
             false => Source::Narrowed(number, from.clone(), to.clone()),
         };
@@ -107,9 +124,7 @@ fn source(expr: &Expr, types: &[DataType]) -> Source {
 
 /// Whether a cast keeps different values different. A value that does not fit is an error, not another value.
 fn injective(from: &DataType, to: &DataType) -> bool {
-    use DataType::{
-        Binary, BinaryView, Boolean, Date32, Decimal128, Float32, Float64, LargeBinary, LargeUtf8, Timestamp,
-    };
+    use DataType::{Binary, BinaryView, Boolean, Date32, Decimal128, Float32, Float64, LargeBinary, LargeUtf8};
     use DataType::{Utf8, Utf8View};
     let text = |data_type: &DataType| matches!(data_type, Utf8 | LargeUtf8 | Utf8View);
     let bytes = |data_type: &DataType| matches!(data_type, Binary | LargeBinary | BinaryView);

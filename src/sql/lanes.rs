@@ -7,12 +7,14 @@ use arrow::array::{Array, AsArray, BooleanArray, RecordBatch, UInt32Array};
 use arrow::compute::take_record_batch;
 use arrow::datatypes::{Int64Type, TimestampMillisecondType};
 use arrow::error::ArrowError;
+use chrono::DateTime;
 use strandline_actors::pointer::ShardId;
 use strandline_actors::ports::{DeadLetter, LaneRows, StageError, StageInput, raw};
 use strandline_actors::position::Offset;
 
 use super::options::BadRecords;
 use super::routing;
+use super::windows::event_time::LateRows;
 
 /// The lanes of one batch.
 pub(super) struct Lanes<'a> {
@@ -89,6 +91,32 @@ impl<'a> Lanes<'a> {
     pub(super) fn filtered(&mut self, records: impl Iterator<Item = usize>) {
         let count = self.home_count(records);
         self.lanes[self.home as usize].counts.filtered += count;
+    }
+
+    /// Counts late records. Those that are kept aside belong to the lane that a bad record would belong to.
+    pub(super) fn late(&mut self, records: &[(u32, i64)], policy: LateRows) {
+        match policy {
+            LateRows::Drop => {
+                let count = self.home_count(records.iter().map(|(record, _)| *record as usize));
+                self.lanes[self.home as usize].counts.late += count;
+            }
+            LateRows::DeadLetter => {
+                for (record, watermark) in records {
+                    let row = *record as usize;
+                    let lane = routing::by_offset(&self.input.partition.key, self.offsets[row], self.shards());
+                    if self.wants(lane, self.offsets[row]) {
+                        let reason = format!(
+                            "late: the watermark of its partition was at {} before it",
+                            DateTime::from_timestamp_nanos(*watermark).format("%FT%T%.fZ")
+                        );
+                        let letter = self.dead_letter(row, reason);
+                        let lane = &mut self.lanes[lane as usize];
+                        lane.counts.late += 1;
+                        lane.dead_letters.push(letter);
+                    }
+                }
+            }
+        }
     }
 
     /// Counts rows that reached the operator.

@@ -13,6 +13,7 @@ mod fingerprint;
 mod key;
 mod lanes;
 mod metadata;
+mod modes;
 mod operator;
 mod options;
 mod passthrough;
@@ -26,6 +27,7 @@ mod state;
 mod statements;
 #[cfg(test)]
 mod tests;
+mod windows;
 
 pub use error::{Place, SqlError};
 pub use plan::{Plan, plan};

@@ -3,11 +3,15 @@
 //! Between two checkpoints partial aggregates gather in a delta. A checkpoint merges the delta with the stored state of
 //! just the groups that it touches, so its cost follows what changed. What it hands over is the whole new state of those
 //! groups, their results, and the removal of groups that satisfied HAVING before and no longer do.
+//!
+//! Groups of windows that close leave the state with the same checkpoint ([`super::windows::closing`]); in append mode
+//! their results are written then, and only then.
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, UInt32Array};
-use arrow::compute::{cast, filter_record_batch, not, take_arrays, take_record_batch};
+use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, UInt32Array, new_null_array};
+use arrow::compute::{cast, concat_batches, filter_record_batch, not, take_arrays, take_record_batch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::util::display::{ArrayFormatter, FormatOptions};
 use datafusion::error::DataFusionError;
@@ -18,11 +22,17 @@ use strandline_actors::position::Watermark;
 
 use super::aggregation::{Aggregation, Groups};
 use super::bisect::evaluate;
+use super::options::OutputMode;
 use super::pipeline::{Passed, Pipeline, batch_of, conform};
-use super::state::{Found, StateTable};
+use super::state::{EncodedKeys, Found, StateTable};
+use super::windows::Window;
+use super::windows::closing::{self, Closing};
+use super::windows::sessions::{self, Sessions};
 
 /// The column that says that a key is gone.
 const DELETED: &str = "_deleted";
+/// How often the log says that rows came for closed windows.
+const WARNINGS: Duration = Duration::from_secs(30);
 
 /// The second half of an aggregating query, as planned.
 #[derive(Clone, Debug)]
@@ -30,6 +40,23 @@ pub(super) struct AggregatePlan {
     pub(super) aggregation: Aggregation,
     /// HAVING and the projections after the aggregation, down to the columns of the sink.
     pub(super) pipeline: Pipeline,
+    pub(super) mode: OutputMode,
+    /// The windows that close.
+    pub(super) closing: Option<ClosingWindows>,
+}
+
+/// Windows that close when the watermark has passed them.
+#[derive(Clone, Debug)]
+pub(super) struct ClosingWindows {
+    pub(super) window: Window,
+    /// The key column that holds a group's window.
+    pub(super) column: usize,
+}
+
+impl ClosingWindows {
+    fn marks(&self, keys: &[ArrayRef]) -> Result<Vec<i64>, StageError> {
+        Ok(self.window.marks(&keys[self.column]).map_err(failed)?.values().to_vec())
+    }
 }
 
 impl AggregatePlan {
@@ -56,12 +83,18 @@ pub(super) struct AggregateOperator {
 struct Parts {
     delta: Groups,
     table: StateTable,
+    closing: Option<Closing>,
+    /// The open sessions, if the windows are sessions.
+    sessions: Option<Sessions>,
+    /// When rows for closed windows were last shown in the log, and how many partial aggregates there were since.
+    warned: Option<Instant>,
+    too_late: u64,
 }
 
 impl AggregateOperator {
     /// An operator without groups.
     pub(super) fn new(plan: Arc<AggregatePlan>) -> Self {
-        let parts = Parts::new(&plan.aggregation).map_err(|error| error.to_string());
+        let parts = Parts::new(&plan).map_err(|error| error.to_string());
         Self { plan, parts }
     }
 
@@ -76,14 +109,19 @@ fn failed(error: impl std::fmt::Display) -> StageError {
 
 impl KeyedOperator for AggregateOperator {
     fn tables(&self) -> Vec<TableShape> {
-        vec![TableShape { key_columns: self.plan.aggregation.key_columns().max(1) }]
+        let mut tables = vec![TableShape { key_columns: self.plan.aggregation.key_columns().max(1) }];
+        tables.extend(self.plan.closing.is_some().then_some(TableShape { key_columns: 1 }));
+        tables
     }
 
-    fn apply(&mut self, rows: Vec<RecordBatch>, _watermark: Watermark) -> Result<(), StageError> {
+    fn apply(&mut self, rows: Vec<RecordBatch>, watermark: Watermark) -> Result<(), StageError> {
         let plan = Arc::clone(&self.plan);
         let parts = self.parts()?;
         for partial in rows {
             parts.delta.merge(&plan.aggregation, &partial).map_err(failed)?;
+        }
+        if let Some(closing) = &mut parts.closing {
+            closing.advance(watermark);
         }
         Ok(())
     }
@@ -99,6 +137,12 @@ impl KeyedOperator for AggregateOperator {
         for delta in state {
             parts.restore(&plan, &delta)?;
         }
+        if let Some(closing) = &mut parts.closing {
+            closing.opened(parts.table.marks());
+        }
+        if let Some(sessions) = &mut parts.sessions {
+            sessions.restore(&parts.table.all().map_err(failed)?.0).map_err(failed)?;
+        }
         Ok(())
     }
 
@@ -107,7 +151,9 @@ impl KeyedOperator for AggregateOperator {
     }
 
     fn bytes(&self) -> usize {
-        self.parts.as_ref().map_or(0, |parts| parts.table.bytes() + parts.delta.size())
+        self.parts.as_ref().map_or(0, |parts| {
+            parts.table.bytes() + parts.delta.size() + parts.sessions.as_ref().map_or(0, Sessions::bytes)
+        })
     }
 
     fn pending_bytes(&self) -> usize {
@@ -120,34 +166,245 @@ impl KeyedOperator for AggregateOperator {
 }
 
 impl Parts {
-    fn new(aggregation: &Aggregation) -> Result<Self, DataFusionError> {
-        Ok(Self { delta: aggregation.groups()?, table: StateTable::new(&aggregation.keys, &aggregation.partial)? })
+    fn new(plan: &AggregatePlan) -> Result<Self, DataFusionError> {
+        let aggregation = &plan.aggregation;
+        Ok(Self {
+            delta: aggregation.groups()?,
+            table: StateTable::new(&aggregation.keys, &aggregation.partial)?,
+            closing: plan.closing.as_ref().map(|_| Closing::new()),
+            sessions: match plan.closing.as_ref().filter(|windows| windows.window.is_session()) {
+                Some(windows) => Some(Sessions::new(sessions::Keys::new(&aggregation.keys, windows.column)?)),
+                None => None,
+            },
+            warned: None,
+            too_late: 0,
+        })
     }
 
     fn checkpoint(&mut self, plan: &AggregatePlan) -> Result<OperatorCheckpoint, StageError> {
         let aggregation = &plan.aggregation;
-        if self.delta.len() == 0 {
-            return Ok(OperatorCheckpoint::default());
+        let mut checkpoint = OperatorCheckpoint::default();
+        let mut gone = Vec::new();
+        let mut closed_new = false;
+        if self.delta.len() > 0 {
+            let delta = self.delta.take(aggregation).map_err(failed)?;
+            let delta = self.without_closed(plan, delta)?;
+            closed_new = self.changed(plan, delta, &mut checkpoint, &mut gone)?;
         }
-        let delta = self.delta.take(aggregation).map_err(failed)?;
+        if let (Some(closing), Some(windows)) = (&mut self.closing, &plan.closing) {
+            let closed = closing.close(&windows.window, closed_new);
+            if let Some(last) = closed.marks.last() {
+                let (keys, states) = self.table.take_windows(|mark| mark <= *last).map_err(failed)?;
+                let groups = keys.first().map_or(0, |key| key.len());
+                if plan.mode == OutputMode::Append {
+                    checkpoint.output.extend(plan.rows(&keys, &states, groups)?);
+                }
+                if let Some(sessions) = &mut self.sessions {
+                    sessions.close(&keys).map_err(failed)?;
+                }
+                gone.push(keys);
+            }
+            if closed.moved {
+                checkpoint.state.push(closing.delta().map_err(failed)?);
+            }
+        }
+        if let Some(tombstones) = plan.tombstones(&gone)? {
+            checkpoint.state.insert(0, StateDelta { table: 0, rows: tombstones });
+        }
+        if let OutputMode::Complete { limit } = plan.mode
+            && !checkpoint.state.is_empty()
+        {
+            self.whole(plan, limit, &mut checkpoint)?;
+        }
+        Ok(checkpoint)
+    }
+
+    /// Takes changed groups into the state, and writes down what the sink and the store are to be told of them. Those
+    /// whose windows close now go the other way: their keys are put to those that are `gone` if they were stored. Answers
+    /// whether there are such.
+    fn changed(
+        &mut self,
+        plan: &AggregatePlan,
+        delta: RecordBatch,
+        checkpoint: &mut OperatorCheckpoint,
+        gone: &mut Vec<Vec<ArrayRef>>,
+    ) -> Result<bool, StageError> {
+        let aggregation = &plan.aggregation;
+        let groups = delta.num_rows();
+        if groups == 0 {
+            return Ok(false);
+        }
+        if self.sessions.is_some() {
+            return self.changed_sessions(plan, &delta, checkpoint, gone);
+        }
         let keys = &delta.columns()[..aggregation.key_columns()];
-        let encoded = self.table.encode(keys, delta.num_rows()).map_err(failed)?;
+        let encoded = self.table.encode(keys, groups).map_err(failed)?;
         let old = self.table.find(&encoded).map_err(failed)?;
         let states = merge(aggregation, &old, &delta).map_err(failed)?;
-
-        let output = plan.output(keys, &old, &states, delta.num_rows())?;
-        let mut columns = keys.to_vec();
-        if plan.whole() {
-            columns.push(Arc::new(BooleanArray::from(vec![true; delta.num_rows()])));
+        if plan.mode != OutputMode::Append {
+            checkpoint.output.extend(plan.output(keys, &old, &states, groups)?);
         }
-        columns.extend(states.iter().cloned());
-        columns.push(Arc::new(BooleanArray::from(vec![false; delta.num_rows()])));
-        let rows = batch_of(&plan.delta_schema(), columns, delta.num_rows()).map_err(failed)?;
-        self.table.put(encoded, &states).map_err(failed)?;
-        Ok(OperatorCheckpoint { state: vec![StateDelta { table: 0, rows }], output })
+        if self.closing.is_none() {
+            checkpoint.state.push(StateDelta { table: 0, rows: plan.stored(keys, &states, groups)? });
+            self.table.put(encoded, &states, Vec::new()).map_err(failed)?;
+            return Ok(false);
+        }
+        let mut stored = vec![false; groups];
+        old.numbers.iter().for_each(|number| stored[*number] = true);
+        self.settle(plan, Changed { keys, states: &states, stored: &stored, encoded }, checkpoint, gone)
+    }
+
+    /// Takes changed sessions into the state. Those that went into others leave it.
+    fn changed_sessions(
+        &mut self,
+        plan: &AggregatePlan,
+        delta: &RecordBatch,
+        checkpoint: &mut OperatorCheckpoint,
+        gone: &mut Vec<Vec<ArrayRef>>,
+    ) -> Result<bool, StageError> {
+        let aggregation = &plan.aggregation;
+        let (Some(sessions), Some(windows)) = (&mut self.sessions, &plan.closing) else { return Ok(false) };
+        let partial = &delta.columns()[..aggregation.key_columns()];
+        let met = sessions.meet(partial).map_err(failed)?;
+        let of = |rows: &mut dyn Iterator<Item = (usize, (i64, i64))>| -> Result<Vec<ArrayRef>, StageError> {
+            let (rows, bounds): (Vec<_>, Vec<_>) = rows.map(|(row, bounds)| (row as u32, bounds)).unzip();
+            let mut keys = take_arrays(partial, &UInt32Array::from(rows), None).map_err(failed)?;
+            keys[windows.column] = sessions::column(&bounds, partial[windows.column].data_type()).map_err(failed)?;
+            Ok(keys)
+        };
+        let keys = of(&mut met.changed.iter().copied())?;
+        let before = of(&mut met.before.iter().map(|(_, row, bounds)| (*row, *bounds)))?;
+        let encoded = self.table.encode(&before, met.before.len()).map_err(failed)?;
+        let old = self.table.find(&encoded).map_err(failed)?;
+        if old.numbers.len() != met.before.len() {
+            return Err(StageError::Failed("a session that is open has no state".into()));
+        }
+        let groups = met.changed.len();
+        let mut merged = aggregation.states().map_err(failed)?;
+        if !met.before.is_empty() {
+            let numbers: Vec<_> = met.before.iter().map(|(number, ..)| *number).collect();
+            merged.merge(&old.states, &numbers, groups).map_err(failed)?;
+        }
+        merged.merge(aggregation.state_columns(delta), &met.numbers, groups).map_err(failed)?;
+        let states = merged.take(&aggregation.partial).map_err(failed)?;
+
+        // Those that keep their bounds are replaced, the others are gone.
+        let mut stored = vec![false; groups];
+        let mut grown = Vec::new();
+        for (place, (number, _, bounds)) in met.before.iter().enumerate() {
+            match *bounds == met.changed[*number].1 {
+                true => stored[*number] = true,
+                false => grown.push(place as u32),
+            }
+        }
+        if !grown.is_empty() {
+            let grown = take_arrays(&before, &UInt32Array::from(grown), None).map_err(failed)?;
+            let encoded = self.table.encode(&grown, grown[0].len()).map_err(failed)?;
+            self.table.remove(&encoded).map_err(failed)?;
+            if let Some(closing) = &mut self.closing {
+                closing.removed(windows.marks(&grown)?);
+            }
+            gone.push(grown);
+        }
+        let encoded = self.table.encode(&keys, groups).map_err(failed)?;
+        self.settle(plan, Changed { keys: &keys, states: &states, stored: &stored, encoded }, checkpoint, gone)
+    }
+
+    /// Puts changed groups into the state and into what is stored of it, apart from those whose windows close now.
+    fn settle(
+        &mut self,
+        plan: &AggregatePlan,
+        changed: Changed<'_>,
+        checkpoint: &mut OperatorCheckpoint,
+        gone: &mut Vec<Vec<ArrayRef>>,
+    ) -> Result<bool, StageError> {
+        let Changed { keys, states, stored, encoded } = changed;
+        let groups = stored.len();
+        let Some((closing, windows)) = self.closing.as_mut().zip(plan.closing.as_ref()) else { return Ok(false) };
+        let marks = windows.marks(keys)?;
+        let closes = closing.closing(&windows.window, &marks);
+        if !closes.contains(&true) {
+            closing.opened(marks.iter().zip(stored).filter(|(_, stored)| !**stored).map(|(mark, _)| *mark));
+            checkpoint.state.push(StateDelta { table: 0, rows: plan.stored(keys, states, groups)? });
+            self.table.put(encoded, states, marks).map_err(failed)?;
+            return Ok(false);
+        }
+        let pick = |wanted: &dyn Fn(usize) -> bool, columns: &[ArrayRef]| {
+            let rows = UInt32Array::from_iter_values((0..groups as u32).filter(|row| wanted(*row as usize)));
+            take_arrays(columns, &rows, None).map(|columns| (columns, rows.len())).map_err(failed)
+        };
+        let closing_now = |row: usize| closes[row];
+        if plan.mode == OutputMode::Append {
+            let (keys, groups) = pick(&closing_now, keys)?;
+            if let Some(sessions) = &mut self.sessions {
+                sessions.close(&keys).map_err(failed)?;
+            }
+            checkpoint.output.extend(plan.rows(&keys, &pick(&closing_now, states)?.0, groups)?);
+        }
+        let (stored_keys, count) = pick(&|row| closes[row] && stored[row], keys)?;
+        if count > 0 {
+            let encoded = self.table.encode(&stored_keys, count).map_err(failed)?;
+            self.table.remove(&encoded).map_err(failed)?;
+            closing.removed((0..groups).filter(|row| closes[*row] && stored[*row]).map(|row| marks[row]));
+            gone.push(stored_keys);
+        }
+        let open = |row: usize| !closes[row];
+        let (open_keys, count) = pick(&open, keys)?;
+        if count > 0 {
+            let states = pick(&open, states)?.0;
+            closing.opened((0..groups).filter(|row| open(*row) && !stored[*row]).map(|row| marks[row]));
+            checkpoint.state.push(StateDelta { table: 0, rows: plan.stored(&open_keys, &states, count)? });
+            let encoded = self.table.encode(&open_keys, count).map_err(failed)?;
+            let marks = (0..groups).filter(|row| open(*row)).map(|row| marks[row]).collect();
+            self.table.put(encoded, &states, marks).map_err(failed)?;
+        }
+        Ok(true)
+    }
+
+    /// Leaves out what came for windows that were closed before.
+    fn without_closed(&mut self, plan: &AggregatePlan, delta: RecordBatch) -> Result<RecordBatch, StageError> {
+        let Some((closing, windows)) = self.closing.as_ref().zip(plan.closing.as_ref()) else { return Ok(delta) };
+        let closed = closing.were_closed(&windows.window, &windows.marks(delta.columns())?);
+        let count = closed.iter().filter(|closed| **closed).count();
+        if count == 0 {
+            return Ok(delta);
+        }
+        self.too_late += count as u64;
+        if self.warned.is_none_or(|warned| warned.elapsed() >= WARNINGS) {
+            tracing::warn!(
+                groups = self.too_late,
+                "rows came for windows that were closed while their partition was idle; they are left out"
+            );
+            (self.warned, self.too_late) = (Some(Instant::now()), 0);
+        }
+        filter_record_batch(&delta, &not(&BooleanArray::from(closed)).map_err(failed)?).map_err(failed)
+    }
+
+    /// Writes all groups instead of those that changed.
+    fn whole(&self, plan: &AggregatePlan, limit: usize, checkpoint: &mut OperatorCheckpoint) -> Result<(), StageError> {
+        let (keys, states) = self.table.all().map_err(failed)?;
+        let all = plan.rows(&keys, &states, self.table.len())?;
+        let rows: usize = all.iter().map(|output| output.rows.num_rows()).sum();
+        if rows > limit {
+            return Err(StageError::Halt(format!(
+                "the result has {rows} rows on this shard, more than 'complete.limit' {limit}: complete mode, which writes \
+                 all of them at each checkpoint, is for small results; raise the limit, or take 'output.mode' 'update'"
+            )));
+        }
+        checkpoint.output.retain(|output| output.change == Change::Delete);
+        checkpoint.output.extend(all);
+        Ok(())
     }
 
     fn restore(&mut self, plan: &AggregatePlan, delta: &StateDelta) -> Result<(), StageError> {
+        if let Some(closing) = self.closing.as_mut().filter(|_| delta.table == closing::TABLE) {
+            return match closing.restore(&delta.rows) {
+                true => Ok(()),
+                false => Err(StageError::Halt(
+                    "the stored state has no place up to where windows are closed: it belongs to another query".into(),
+                )),
+            };
+        }
         let schema = plan.delta_schema();
         let wanted: Vec<_> = schema.fields().iter().map(|field| field.data_type()).collect();
         let found = delta.rows.schema();
@@ -195,8 +452,17 @@ impl Parts {
     fn put(&mut self, plan: &AggregatePlan, rows: &RecordBatch) -> Result<(), StageError> {
         let (keys, rest) = rows.columns().split_at(plan.aggregation.key_columns());
         let encoded = self.table.encode(keys, rows.num_rows()).map_err(failed)?;
-        self.table.put(encoded, &rest[..rest.len() - 1]).map_err(failed)
+        let marks = plan.closing.as_ref().map_or(Ok(Vec::new()), |windows| windows.marks(keys))?;
+        self.table.put(encoded, &rest[..rest.len() - 1], marks).map_err(failed)
     }
+}
+
+/// Changed groups, and which of them are stored already.
+struct Changed<'a> {
+    keys: &'a [ArrayRef],
+    states: &'a [ArrayRef],
+    stored: &'a [bool],
+    encoded: EncodedKeys,
 }
 
 /// The new states of the groups of a delta.
@@ -213,6 +479,42 @@ fn merge(aggregation: &Aggregation, old: &Found, delta: &RecordBatch) -> Result<
 }
 
 impl AggregatePlan {
+    /// Changed groups as they are stored.
+    fn stored(&self, keys: &[ArrayRef], states: &[ArrayRef], groups: usize) -> Result<RecordBatch, StageError> {
+        let mut columns = keys.to_vec();
+        if self.whole() {
+            columns.push(Arc::new(BooleanArray::from(vec![true; groups])));
+        }
+        columns.extend(states.iter().cloned());
+        columns.push(Arc::new(BooleanArray::from(vec![false; groups])));
+        batch_of(&self.delta_schema(), columns, groups).map_err(failed)
+    }
+
+    /// The removal of groups from what is stored, if there are any.
+    fn tombstones(&self, gone: &[Vec<ArrayRef>]) -> Result<Option<RecordBatch>, StageError> {
+        let schema = self.delta_schema();
+        let batches = gone
+            .iter()
+            .map(|keys| {
+                let groups = keys.first().map_or(0, |key| key.len());
+                let mut columns = keys.clone();
+                let rest = &schema.fields()[keys.len()..schema.fields().len() - 1];
+                columns.extend(rest.iter().map(|field| new_null_array(field.data_type(), groups)));
+                columns.push(Arc::new(BooleanArray::from(vec![true; groups])));
+                batch_of(&schema, columns, groups)
+            })
+            .collect::<Result<Vec<_>, _>>()
+            .map_err(failed)?;
+        let tombstones = concat_batches(&schema, &batches).map_err(failed)?;
+        Ok((tombstones.num_rows() > 0).then_some(tombstones))
+    }
+
+    /// The rows of groups for the sink.
+    fn rows(&self, keys: &[ArrayRef], states: &[ArrayRef], groups: usize) -> Result<Option<OutputBatch>, StageError> {
+        let rows = self.results(keys, states, groups)?.rows;
+        Ok((rows.num_rows() > 0).then_some(OutputBatch { sink: 0, change: Change::Upsert, rows }))
+    }
+
     /// What the sink is to be told of the changed groups.
     fn output(
         &self,

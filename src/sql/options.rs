@@ -8,6 +8,8 @@ use std::collections::BTreeMap;
 use datafusion::sql::sqlparser::ast::Value;
 
 use super::error::{Place, SqlError, Text};
+use super::windows::calls;
+use super::windows::event_time::LateRows;
 use crate::catalog::{ConsoleFormat, OnDataLoss, StartingOffsets};
 
 /// What becomes of a record that cannot be processed.
@@ -51,10 +53,42 @@ pub(super) struct KafkaOptions {
     pub(super) bad_records: BadRecords,
     pub(super) null_value: NullValue,
     pub(super) rules: Vec<RuleText>,
+    pub(super) watermark: Option<WatermarkText>,
+    pub(super) late_rows: LateRows,
     /// `json.<key>`, without the prefix.
     pub(super) json: Vec<JsonOption>,
     /// `kafka.<property>`, without the prefix.
     pub(super) properties: BTreeMap<String, String>,
+}
+
+/// How the event time of a table is known.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct WatermarkText {
+    pub(super) column: String,
+    /// In nanoseconds.
+    pub(super) delay: i64,
+    /// In nanoseconds.
+    pub(super) max_ahead: i64,
+    /// In nanoseconds.
+    pub(super) idle: Option<i64>,
+    /// In nanoseconds, and where it was given.
+    pub(super) close_after: Option<(i64, Option<Place>)>,
+    pub(super) place: Option<Place>,
+}
+
+/// What a sink is told of the groups of a query, and when.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum OutputMode {
+    /// The groups that changed, at each checkpoint.
+    #[default]
+    Update,
+    /// Each window once, when it is closed.
+    Append,
+    /// All groups, at each checkpoint.
+    Complete {
+        /// Rows that a shard may have.
+        limit: usize,
+    },
 }
 
 /// One `json.<key>` option.
@@ -71,6 +105,8 @@ pub(super) struct SinkOptions {
     pub(super) create: bool,
     pub(super) null_key: Option<String>,
     pub(super) console_format: Option<ConsoleFormat>,
+    /// Where `output.mode` was given, with what it says.
+    pub(super) mode: Option<(OutputMode, Option<Place>)>,
 }
 
 /// An option as it was written.
@@ -91,6 +127,15 @@ impl Written<'_> {
             let names: Vec<_> = choices.iter().map(|(name, _)| format!("'{name}'")).collect();
             self.error(format!("'{}' '{}' is not one of {}", self.key, self.value, names.join(", ")))
         })
+    }
+
+    /// A length of time in nanoseconds.
+    fn length(&self) -> Result<i64, SqlError> {
+        match calls::length(&self.value) {
+            Ok(nanos) if nanos >= 0 => Ok(nanos),
+            Ok(_) => Err(self.error(format!("'{}' '{}' is less than nothing", self.key, self.value))),
+            Err(message) => Err(self.error(format!("'{}': {message}", self.key))),
+        }
     }
 
     fn unknown(&self, known: &[&str]) -> SqlError {
@@ -132,12 +177,18 @@ pub(super) fn written<'a>(
         .collect()
 }
 
-pub(super) const KAFKA_KEYS: [&str; 11] = [
+pub(super) const KAFKA_KEYS: [&str; 17] = [
     "starting.offsets",
     "max.offsets.per.batch",
     "on.data.loss",
     "bad.records",
     "null.value",
+    "watermark.column",
+    "watermark.delay",
+    "watermark.max.ahead",
+    "watermark.idle",
+    "watermark.close.after",
+    "late.rows",
     "json.timestamp.unit",
     "json.timestamp.unit.<column>",
     "json.missing",
@@ -146,6 +197,14 @@ pub(super) const KAFKA_KEYS: [&str; 11] = [
     "kafka.<property>",
 ];
 
+/// The options of every table that is written.
+pub(super) const OUTPUT_KEYS: [&str; 2] = ["output.mode", "complete.limit"];
+
+/// How far a record may move the watermark ahead of its Kafka timestamp if nothing else is said: a day.
+const MAX_AHEAD: i64 = 86_400_000_000_000;
+/// Rows that complete mode writes if nothing else is said.
+const COMPLETE_LIMIT: usize = 10_000;
+
 /// librdkafka properties that carry the promise that nothing is lost or counted twice.
 const RESERVED: [&str; 4] =
     ["enable.auto.commit", "enable.auto.offset.store", "auto.offset.reset", "enable.partition.eof"];
@@ -153,6 +212,8 @@ const RESERVED: [&str; 4] =
 /// Reads the options of a `kafka://` table.
 pub(super) fn kafka(options: Vec<Written<'_>>) -> Result<KafkaOptions, SqlError> {
     let mut read = KafkaOptions::default();
+    let mut watermark = Watermark::default();
+    let table = options.first().map_or("", |option| option.table);
     for option in options {
         match option.key.as_str() {
             "starting.offsets" => read.starting_offsets = starting_offsets(&option)?,
@@ -179,8 +240,14 @@ pub(super) fn kafka(options: Vec<Written<'_>>) -> Result<KafkaOptions, SqlError>
                     ("fail", NullValue::Fail),
                 ])?;
             }
-            key if key == "watermark" || key.starts_with("watermark.") => {
-                return Err(option.error(format!("'{key}' is not supported yet: there are no windows so far")));
+            "watermark.column" => watermark.column = Some((option.value.clone(), option.place)),
+            "watermark.delay" => watermark.delay = Some((option.length()?, option.place)),
+            "watermark.max.ahead" => watermark.max_ahead = Some((option.length()?, option.place)),
+            "watermark.idle" => watermark.idle = Some((option.length()?, option.place)),
+            "watermark.close.after" => watermark.close_after = Some((option.length()?, option.place)),
+            "late.rows" => {
+                read.late_rows = option.one_of(&[("drop", LateRows::Drop), ("dead-letter", LateRows::DeadLetter)])?;
+                watermark.late_rows = option.place.or(watermark.late_rows);
             }
             key => match key.split_once('.') {
                 Some(("json", json)) if json_key(json) => read.json.push(JsonOption {
@@ -205,7 +272,43 @@ pub(super) fn kafka(options: Vec<Written<'_>>) -> Result<KafkaOptions, SqlError>
             },
         }
     }
+    read.watermark = watermark.read(table)?;
     Ok(read)
+}
+
+/// The options of a watermark as they come.
+#[derive(Default)]
+struct Watermark {
+    column: Option<(String, Option<Place>)>,
+    delay: Option<(i64, Option<Place>)>,
+    max_ahead: Option<(i64, Option<Place>)>,
+    idle: Option<(i64, Option<Place>)>,
+    close_after: Option<(i64, Option<Place>)>,
+    late_rows: Option<Place>,
+}
+
+impl Watermark {
+    fn read(self, table: &str) -> Result<Option<WatermarkText>, SqlError> {
+        let Some((column, place)) = self.column else {
+            let place =
+                [self.delay, self.max_ahead, self.idle, self.close_after].into_iter().flatten().map(|(_, place)| place);
+            let place = place.chain(self.late_rows.map(Some)).next();
+            return match place {
+                Some(place) => Err(SqlError::at(
+                    format!(
+                        "table {table}: this option needs 'watermark.column', the column that holds the event time \
+                         ('_timestamp' is Kafka's)"
+                    ),
+                    place,
+                )),
+                None => Ok(None),
+            };
+        };
+        let delay = self.delay.map_or(0, |(delay, _)| delay);
+        let max_ahead = self.max_ahead.map_or(MAX_AHEAD, |(ahead, _)| ahead);
+        let idle = self.idle.map(|(idle, _)| idle);
+        Ok(Some(WatermarkText { column, delay, max_ahead, idle, close_after: self.close_after, place }))
+    }
 }
 
 fn json_key(key: &str) -> bool {
@@ -233,36 +336,60 @@ fn starting_offsets(option: &Written<'_>) -> Result<StartingOffsets, SqlError> {
 
 /// Reads the options of a `cassandra://` table.
 pub(super) fn cassandra(options: Vec<Written<'_>>) -> Result<SinkOptions, SqlError> {
-    let mut read = SinkOptions::default();
-    for option in options {
-        match option.key.as_str() {
-            "sink.create" => read.create = option.one_of(&[("true", true), ("false", false)])?,
-            "sink.null.key" => read.null_key = Some(option.value.clone()),
-            _ => return Err(option.unknown(&["sink.create", "sink.null.key"])),
-        }
-    }
-    Ok(read)
+    sink(options, &["sink.create", "sink.null.key"])
 }
 
 /// Reads the options of a `console://` table.
 pub(super) fn console(options: Vec<Written<'_>>) -> Result<SinkOptions, SqlError> {
+    sink(options, &["console.format"])
+}
+
+/// Reads the options of a `blackhole://` table.
+pub(super) fn blackhole(options: Vec<Written<'_>>) -> Result<SinkOptions, SqlError> {
+    sink(options, &[])
+}
+
+/// Reads the options of a sink that has some of its own.
+fn sink(options: Vec<Written<'_>>, own: &[&str]) -> Result<SinkOptions, SqlError> {
     let mut read = SinkOptions::default();
+    let mut limit = None;
+    let table = options.first().map_or("", |option| option.table);
     for option in options {
-        match option.key.as_str() {
+        let key = option.key.as_str();
+        if !own.contains(&key) && !OUTPUT_KEYS.contains(&key) {
+            return Err(option.unknown(&[own, &OUTPUT_KEYS].concat()));
+        }
+        match key {
+            "sink.create" => read.create = option.one_of(&[("true", true), ("false", false)])?,
+            "sink.null.key" => read.null_key = Some(option.value.clone()),
             "console.format" => {
                 read.console_format =
                     Some(option.one_of(&[("table", ConsoleFormat::Table), ("json", ConsoleFormat::Json)])?);
             }
-            _ => return Err(option.unknown(&["console.format"])),
+            "output.mode" => {
+                let complete = OutputMode::Complete { limit: COMPLETE_LIMIT };
+                let modes = [("append", OutputMode::Append), ("update", OutputMode::Update), ("complete", complete)];
+                read.mode = Some((option.one_of(&modes)?, option.place));
+            }
+            _ => {
+                let number = option.value.parse::<usize>().ok().filter(|number| *number > 0);
+                let Some(number) = number else {
+                    let message = format!("'complete.limit' '{}' is not a number above 0", option.value);
+                    return Err(option.error(message));
+                };
+                limit = Some((number, option.place));
+            }
         }
     }
-    Ok(read)
-}
-
-/// Reads the options of a `blackhole://` table: there are none.
-pub(super) fn blackhole(options: Vec<Written<'_>>) -> Result<SinkOptions, SqlError> {
-    match options.into_iter().next() {
-        None => Ok(SinkOptions::default()),
-        Some(option) => Err(option.error(format!("unknown option '{}'; a blackhole has no options", option.key))),
+    match (&mut read.mode, limit) {
+        (Some((OutputMode::Complete { limit }, _)), Some((number, _))) => *limit = number,
+        (_, Some((_, place))) => {
+            return Err(SqlError::at(
+                format!("table {table}: 'complete.limit' is for 'output.mode' 'complete'"),
+                place,
+            ));
+        }
+        _ => {}
     }
+    Ok(read)
 }

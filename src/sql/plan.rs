@@ -2,11 +2,12 @@
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow::datatypes::{DataType, Field, Schema};
 use arrow::row::{RowConverter, SortField};
 use datafusion::common::DFSchema;
-use datafusion::common::tree_node::TreeNode;
+use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::error::DataFusionError;
 use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::{Aggregate, Expr, LogicalPlan, TableScan};
@@ -14,7 +15,7 @@ use datafusion::optimizer::common_subexpr_eliminate::CommonSubexprEliminate;
 use datafusion::optimizer::optimize_projections::OptimizeProjections;
 use datafusion::optimizer::push_down_filter::PushDownFilter;
 use datafusion::optimizer::simplify_expressions::SimplifyExpressions;
-use datafusion::optimizer::{Optimizer, OptimizerContext};
+use datafusion::optimizer::{Optimizer, OptimizerContext, OptimizerRule};
 use datafusion::physical_expr::PhysicalExpr;
 use datafusion::physical_expr::expressions::Column;
 use strandline_actors::child::panic_text;
@@ -22,19 +23,22 @@ use strandline_actors::pointer::ShardId;
 use strandline_actors::ports::{KeyedOperator, Query, SourceStage};
 use strandline_actors::position::SourcePartition;
 
-use super::aggregation::{Aggregation, check_keys};
+use super::aggregation::{Aggregation, Preparation, check_keys};
 use super::decode::Decoding;
 use super::error::{SqlError, Text};
 use super::fingerprint::{Described, fingerprint};
 use super::key;
 use super::metadata::Metadata;
-use super::operator::{AggregateOperator, AggregatePlan};
-use super::options::{BadRecords, NullValue};
+use super::modes;
+use super::operator::{AggregateOperator, AggregatePlan, ClosingWindows};
+use super::options::{BadRecords, NullValue, OutputMode, WatermarkText};
 use super::passthrough::{PassThrough, SinkKey};
 use super::pipeline::{Pipeline, nullable, physical};
-use super::shape::{Shape, refuse_unstable};
-use super::stage::{BatchStage, Origin, Route, Rule, StagePlan};
+use super::shape::{Grouping, Shape, refuse_unstable};
+use super::stage::{BatchStage, Origin, Route, Rule, StagePlan, Windowed};
 use super::statements::{self, InsertInto, SourceTable, Statements};
+use super::windows::event_time::{EventTime, LateRows};
+use super::windows::sliding::Sliding;
 use crate::catalog::{KafkaTopic, SinkTable};
 
 /// The stack on which statements are planned.
@@ -113,24 +117,42 @@ fn planned(statements: &Statements, insert: &InsertInto) -> Result<Plan, SqlErro
         return Err(SqlError::new(format!("{} is a table to write to; only kafka:// tables can be read", shape.table)));
     };
     key::check(&shape, sink)?;
+    let written = statements.modes.get(&insert.sink).copied().flatten();
+    let mode = written.map_or(OutputMode::default(), |(mode, _)| mode);
+    modes::check(&shape, source, mode).map_err(|error| error.or_at(written.and_then(|(_, place)| place)))?;
     if let Some(grouping) = &shape.grouping {
         check_keys(&grouping.groups, &grouping.group_types).map_err(SqlError::new)?;
     }
-    let optimised = optimise(analysed)?;
-    Builder { state: &state, source, sink, shape: &shape }.build(&optimised)
+    let windowed = shape.grouping.as_ref().is_some_and(|grouping| grouping.window.is_some());
+    let optimised = optimise(analysed, windowed)?;
+    Builder { state: &state, source, sink, shape: &shape, mode }.build(&optimised)
 }
 
 /// The rewrites that are worth it and keep the shape. DataFusion's others are for joins, subqueries and sorting; one of
-/// them would nest aggregates.
-fn optimise(plan: LogicalPlan) -> Result<LogicalPlan, DataFusionError> {
-    let optimizer = Optimizer::with_rules(vec![
-        Arc::new(SimplifyExpressions::new()),
-        Arc::new(PushDownFilter::new()),
-        Arc::new(CommonSubexprEliminate::new()),
-        Arc::new(OptimizeProjections::new()),
-    ]);
+/// them would nest aggregates. Conditions on windows stay where they are: below the aggregation a row is not yet in one
+/// window.
+fn optimise(plan: LogicalPlan, windowed: bool) -> Result<LogicalPlan, DataFusionError> {
+    let mut rules: Vec<Arc<dyn OptimizerRule + Send + Sync>> = vec![Arc::new(SimplifyExpressions::new())];
+    if !windowed {
+        rules.push(Arc::new(PushDownFilter::new()));
+    }
+    rules.push(Arc::new(CommonSubexprEliminate::new()));
+    rules.push(Arc::new(OptimizeProjections::new()));
     let context = OptimizerContext::new().without_query_execution_start_time().with_skip_failing_rules(false);
-    optimizer.optimize(plan, &context, |_, _| {})
+    let plan = match windowed {
+        true => {
+            plan.transform_down(|node| match node {
+                LogicalPlan::Aggregate(mut aggregate) => {
+                    aggregate.input = Arc::new(optimise(Arc::unwrap_or_clone(aggregate.input), false)?);
+                    Ok(Transformed::new(LogicalPlan::Aggregate(aggregate), true, TreeNodeRecursion::Stop))
+                }
+                other => Ok(Transformed::no(other)),
+            })?
+            .data
+        }
+        false => plan,
+    };
+    Optimizer::with_rules(rules).optimize(plan, &context, |_, _| {})
 }
 
 /// An optimised plan as a list: the scan, the steps, and where the aggregation is among them.
@@ -182,6 +204,7 @@ struct Builder<'a> {
     source: &'a SourceTable,
     sink: &'a SinkTable,
     shape: &'a Shape,
+    mode: OutputMode,
 }
 
 impl Builder<'_> {
@@ -207,14 +230,24 @@ impl Builder<'_> {
         self.steps(&flat.before, &mut pipeline)?;
 
         let mut state_schema = None;
+        let mut windowed = None;
         let (route, second) = match flat.aggregate {
             Some(node) => {
-                let (aggregation, preparation) = Aggregation::new(node, self.state)?;
+                let (aggregation, mut preparation) = Aggregation::new(node, self.state)?;
+                windowed = self.window(node, &aggregation, &mut preparation)?;
                 pipeline.project(preparation.columns, &preparation.schema);
                 let mut after = Pipeline::default();
                 self.steps(&flat.after, &mut after)?;
                 state_schema = Some(Arc::clone(&aggregation.partial));
-                let plan = AggregatePlan { aggregation: aggregation.clone(), pipeline: after };
+                // Without a watermark no window ever closes, and complete mode needs all of them.
+                let closes =
+                    self.source.options.watermark.is_some() && !matches!(self.mode, OutputMode::Complete { .. });
+                let closing = windowed
+                    .as_ref()
+                    .filter(|_| closes)
+                    .map(|Windowed { window, column, .. }| ClosingWindows { window: window.clone(), column: *column });
+                let plan =
+                    AggregatePlan { aggregation: aggregation.clone(), pipeline: after, mode: self.mode, closing };
                 (Route::Group(aggregation), Second::Aggregate(Arc::new(plan)))
             }
             None => match self.sink_key()? {
@@ -230,11 +263,12 @@ impl Builder<'_> {
             shape: self.shape,
             source: self.source,
             sink: self.sink,
+            mode: self.mode,
             used: &fields,
             state: state_schema.as_deref(),
         };
         let description = described.text();
-        let stage = self.stage(&input, rules, pipeline, route)?;
+        let stage = self.stage(&input, rules, pipeline, route, windowed)?;
         Ok(Plan {
             sources: vec![self.topic(&input)],
             sink: self.sink.clone(),
@@ -256,6 +290,9 @@ impl Builder<'_> {
         let mut used: BTreeSet<usize> = projection.iter().copied().collect();
         let required = self.source.columns.fields().iter().enumerate().filter(|(_, field)| !field.is_nullable());
         used.extend(required.map(|(column, _)| column));
+        if let Some(watermark) = &self.source.options.watermark {
+            used.insert(scanned.index_of(&watermark.column).map_err(DataFusionError::from)?);
+        }
         let all = DFSchema::try_from(scanned.clone())?;
         for rule in &self.source.options.rules {
             let expr = Text::new(&rule.condition)
@@ -332,7 +369,61 @@ impl Builder<'_> {
         Ok(Some(SinkKey { columns, schema: nullable(&schema) }))
     }
 
-    fn stage(&self, input: &Schema, rules: Vec<Rule>, pipeline: Pipeline, route: Route) -> Result<StagePlan, SqlError> {
+    /// The window of the groups, if there is one. Where a row can be in several, its time is prepared too.
+    fn window(
+        &self,
+        node: &Aggregate,
+        aggregation: &Aggregation,
+        preparation: &mut Preparation,
+    ) -> Result<Option<Windowed>, SqlError> {
+        let Some(Grouping { window: Some((column, window, _)), .. }) = &self.shape.grouping else { return Ok(None) };
+        let sliding = match (window.slides(), &node.group_expr[*column]) {
+            (None, _) => None,
+            (Some(_), Expr::ScalarFunction(call)) if !call.args.is_empty() => {
+                let time = physical(&call.args[0], node.input.schema(), self.state)?;
+                let mut fields = preparation.schema.fields().to_vec();
+                let data_type = time.data_type(node.input.schema().as_arrow())?;
+                fields.push(Arc::new(Field::new("time", data_type, true)));
+                preparation.columns.push(time);
+                preparation.schema = Arc::new(Schema::new(fields));
+                let shared = aggregation.with_key("first", DataType::Int64);
+                let time = preparation.columns.len() - 1;
+                Some(Sliding { window: window.clone(), column: *column, time, shared })
+            }
+            (Some(_), other) => {
+                return Err(SqlError::new(format!("{other} is no window that slides: its time must be a column")));
+            }
+        };
+        Ok(Some(Windowed { window: window.clone(), column: *column, sliding }))
+    }
+
+    /// The event time of the source, if it has one.
+    fn event_time(&self, input: &Schema) -> Result<Option<EventTime>, SqlError> {
+        let Some(WatermarkText { column, delay, max_ahead, idle, close_after, .. }) = &self.source.options.watermark
+        else {
+            return Ok(None);
+        };
+        let column = input.index_of(column).map_err(DataFusionError::from)?;
+        let late_rows = self.source.options.late_rows;
+        let duration = |nanos: i64| Duration::from_nanos(nanos.unsigned_abs());
+        Ok(Some(EventTime {
+            column,
+            delay: *delay,
+            max_ahead: *max_ahead,
+            late_rows,
+            idle: idle.map(duration),
+            close_after: close_after.map(|(close, _)| duration(close)),
+        }))
+    }
+
+    fn stage(
+        &self,
+        input: &Schema,
+        rules: Vec<Rule>,
+        pipeline: Pipeline,
+        route: Route,
+        window: Option<Windowed>,
+    ) -> Result<StagePlan, SqlError> {
         let mut decoded: Vec<Field> = Vec::new();
         let mut origins = Vec::new();
         for field in input.fields() {
@@ -352,6 +443,8 @@ impl Builder<'_> {
             rules,
             pipeline,
             route,
+            event_time: self.event_time(input)?,
+            window,
             bad_records: self.source.options.bad_records,
             null_value: self.source.options.null_value,
         })
@@ -360,7 +453,9 @@ impl Builder<'_> {
     fn topic(&self, input: &Schema) -> KafkaTopic {
         let options = &self.source.options;
         let uses = |metadata: Metadata| input.index_of(metadata.name()).is_ok();
-        let dead_letters = options.bad_records == BadRecords::DeadLetter || options.null_value == NullValue::DeadLetter;
+        let dead_letters = options.bad_records == BadRecords::DeadLetter
+            || options.null_value == NullValue::DeadLetter
+            || options.late_rows == LateRows::DeadLetter;
         KafkaTopic {
             table: self.source.name.clone(),
             topic: self.source.topic.clone(),
@@ -401,7 +496,8 @@ impl Query for Halves {
 
     fn retracts(&self) -> bool {
         match &self.second {
-            Second::Aggregate(plan) => plan.pipeline.has_filter(),
+            // In append mode nothing is written that is not final.
+            Second::Aggregate(plan) => plan.pipeline.has_filter() && plan.mode != OutputMode::Append,
             Second::PassThrough(_) => false,
         }
     }

@@ -16,6 +16,7 @@ use datafusion::sql::sqlparser::tokenizer::Span;
 
 use super::error::{Place, SqlError, Text};
 use super::metadata::{normal, plain_name};
+use super::windows;
 
 /// Aggregates whose result is the same in whatever order records come and however they are cut into batches.
 pub(super) const AGGREGATES: [&str; 29] = [
@@ -59,8 +60,7 @@ pub(super) const APPROXIMATE: [&str; 3] =
     ["approx_median", "approx_percentile_cont", "approx_percentile_cont_with_weight"];
 
 /// Functions that make windows of time in this or another dialect.
-const WINDOWS: [&str; 8] =
-    ["window", "session_window", "window_time", "tumble", "hop", "cumulate", "session", "time_bucket_gapfill"];
+const WINDOWS: [&str; 6] = ["window_time", "tumble", "hop", "cumulate", "session", "time_bucket_gapfill"];
 
 /// Looks through a query. `taken` says whether a name belongs to a table or view already.
 pub(super) fn check(
@@ -112,10 +112,13 @@ impl Check<'_> {
         }
         if WINDOWS.contains(&name.as_str()) {
             let message = format!(
-                "{name}(...) is not supported yet: there are no windows of event time so far; \
-                 GROUP BY date_trunc('minute', ...) or date_bin(...) counts per interval without closing it"
+                "{name}(...) is not supported: GROUP BY window(ts, '10 minutes'), or window(ts, '10 minutes', '5 minutes') \
+                 for a window every five minutes, makes windows of event time"
             );
             return self.refuse(span, &name, message);
+        }
+        if windows::is_internal(&name) {
+            return self.refuse(span, &name, format!("there is no function {name}"));
         }
         if name == "unnest" {
             return self.refuse(

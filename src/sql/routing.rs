@@ -8,7 +8,7 @@ use std::sync::Arc;
 use arrow::array::{Array, ArrayRef, AsArray, PrimitiveArray};
 use arrow::datatypes::{DataType, Float32Type, Float64Type, SchemaRef};
 use arrow::error::ArrowError;
-use arrow::row::{RowConverter, Rows, SortField};
+use arrow::row::{Row, RowConverter, Rows, SortField};
 use strandline_actors::pointer::ShardId;
 use strandline_actors::position::PartitionKey;
 use twox_hash::XxHash3_64;
@@ -57,6 +57,14 @@ impl KeyEncoder {
     /// The encoded keys; `None` when there are no key columns.
     pub(super) fn encode(&self, columns: &[ArrayRef]) -> Result<Option<Rows>, ArrowError> {
         self.converter.as_ref().map(|converter| converter.convert_columns(columns)).transpose()
+    }
+
+    /// The key columns of encoded keys.
+    pub(super) fn decode<'a>(&self, keys: impl Iterator<Item = Row<'a>>) -> Result<Vec<ArrayRef>, ArrowError> {
+        match &self.converter {
+            Some(converter) => converter.convert_rows(keys),
+            None => Ok(Vec::new()),
+        }
     }
 
     /// Room for so many encoded keys.

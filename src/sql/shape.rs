@@ -4,12 +4,14 @@
 //! The shape is read off the analysed plan, before any optimisation, so that it does not depend on how DataFusion
 //! rewrites a query. The checks of the key, the description and the fingerprint are made from it.
 
+use arrow::datatypes::DataType;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::common::{Column, TableReference};
 use datafusion::logical_expr::{Aggregate, Expr, LogicalPlan, Volatility, WriteOp};
 
 use super::depth;
 use super::error::SqlError;
+use super::windows::Window;
 
 /// A query without its names.
 #[derive(Clone, Debug, Default)]
@@ -30,8 +32,10 @@ pub(super) struct Shape {
 #[derive(Clone, Debug)]
 pub(super) struct Grouping {
     pub(super) groups: Vec<Expr>,
-    pub(super) group_types: Vec<arrow::datatypes::DataType>,
+    pub(super) group_types: Vec<DataType>,
     pub(super) aggregates: Vec<Expr>,
+    /// The group that is a window: its number, and the expression of its time.
+    pub(super) window: Option<(usize, Window, Expr)>,
 }
 
 const GROUP: &str = "group";
@@ -116,12 +120,13 @@ impl Shape {
         let groups = inlined(&aggregate.group_expr)?;
         let aggregates = inlined(&aggregate.aggr_expr)?;
         let fields = aggregate.schema.fields().iter();
-        let group_types = fields.take(groups.len()).map(|field| field.data_type().clone()).collect();
+        let group_types: Vec<_> = fields.take(groups.len()).map(|field| field.data_type().clone()).collect();
         let columns = (0..groups.len())
             .map(|number| stand_in(GROUP, number))
             .chain((0..aggregates.len()).map(|number| stand_in(AGGREGATE, number)))
             .collect();
-        self.grouping = Some(Grouping { groups, group_types, aggregates });
+        let window = window(&groups, &group_types, &aggregates)?;
+        self.grouping = Some(Grouping { groups, group_types, aggregates, window });
         Ok(columns)
     }
 
@@ -129,7 +134,19 @@ impl Shape {
     pub(super) fn display(&self, expr: &Expr) -> String {
         let named = expr.clone().transform_up(|expr| {
             let Some(grouping) = &self.grouping else { return Ok(Transformed::no(expr)) };
+            let window = grouping.window.as_ref();
+            let name = window.map_or("window", |(_, window, _)| window.name());
+            if let Some((bound, of)) = Window::bound_of(&expr)
+                && matches!(of, Expr::Column(column) if column.name == format!("{name}.start") || column.name == name)
+            {
+                return Ok(Transformed::yes(Expr::Column(Column::from_name(format!("{name}.{bound}")))));
+            }
             let meant = match (group(&expr), aggregate(&expr)) {
+                (Some(number), _) if window.is_some_and(|window| window.0 == number) => {
+                    let session = window.is_some_and(|(_, window, _)| window.is_session());
+                    let name = if session { name.to_owned() } else { format!("{name}.start") };
+                    return Ok(Transformed::yes(Expr::Column(Column::from_name(name))));
+                }
                 (Some(number), _) => grouping.groups.get(number),
                 (_, Some(number)) => grouping.aggregates.get(number),
                 _ => None,
@@ -146,6 +163,49 @@ impl Shape {
     }
 }
 
+/// The window among the groups, if there is one.
+fn window(groups: &[Expr], types: &[DataType], aggregates: &[Expr]) -> Result<Option<(usize, Window, Expr)>, SqlError> {
+    let mut found = None;
+    for (number, (group, data_type)) in groups.iter().zip(types).enumerate() {
+        match Window::of(group, data_type)? {
+            Some((window, time)) => found = Some((number, window, time.clone())),
+            None if Window::within(group) => {
+                return Err(SqlError::new("a window in GROUP BY stands alone: nothing can be computed from it there"));
+            }
+            None => {}
+        }
+    }
+    if aggregates.iter().any(Window::within) {
+        return Err(SqlError::new(
+            "window.start and window.end inside an aggregate are not supported: they are of the group, not of a row",
+        ));
+    }
+    Ok(found)
+}
+
+/// The field of a struct that is made in the same expression.
+fn field_of_struct(expr: Expr) -> Transformed<Expr> {
+    let field = match &expr {
+        Expr::ScalarFunction(get) if get.func.name() == "get_field" => match get.args.as_slice() {
+            [Expr::ScalarFunction(made), Expr::Literal(name, _)] if made.func.name() == "named_struct" => {
+                let wanted = name.try_as_str().flatten();
+                made.args.chunks(2).find_map(|pair| match pair {
+                    [Expr::Literal(name, _), value] if wanted.is_some() && name.try_as_str().flatten() == wanted => {
+                        Some(value.clone())
+                    }
+                    _ => None,
+                })
+            }
+            _ => None,
+        },
+        _ => None,
+    };
+    match field {
+        Some(field) => Transformed::yes(field),
+        None => Transformed::no(expr),
+    }
+}
+
 /// Puts what the input's columns stand for into an expression, and leaves its aliases out.
 fn inline(expr: &Expr, input: &LogicalPlan, below: &[Expr]) -> Result<Expr, SqlError> {
     let schema = input.schema();
@@ -159,7 +219,7 @@ fn inline(expr: &Expr, input: &LogicalPlan, below: &[Expr]) -> Result<Expr, SqlE
             Ok(Transformed::yes(below[index].clone()))
         }
         Expr::Alias(alias) => Ok(Transformed::yes(*alias.expr)),
-        other => Ok(Transformed::no(other)),
+        other => Ok(field_of_struct(other)),
     })?;
     depth::check_expr(&inlined.data)?;
     refuse_unstable(&inlined.data)?;

@@ -5,8 +5,9 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
-use arrow::array::{Array, ArrayRef, AsArray, Int32Array, RecordBatch, StringArray, UInt32Array};
+use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, Int32Array, RecordBatch, StringArray, UInt32Array};
 use arrow::compute::{concat_batches, filter, filter_record_batch, take};
 use arrow::datatypes::{SchemaRef, TimestampMillisecondType};
 use datafusion::error::DataFusionError;
@@ -22,6 +23,13 @@ use super::metadata::Metadata;
 use super::options::{BadRecords, NullValue};
 use super::pipeline::{Passed, Pipeline, batch_of, conform};
 use super::routing::{KeyEncoder, by_offset, canonical};
+use super::windows::Window;
+use super::windows::event_time::{EventTime, Followed};
+use super::windows::sessions;
+use super::windows::sliding::{Sliding, ticks};
+
+/// How often the log says something of late records.
+const NOTICES: Duration = Duration::from_secs(30);
 
 /// Where an input column comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -50,6 +58,16 @@ pub(super) enum Route {
     Offset,
 }
 
+/// The window by which rows are grouped.
+#[derive(Clone, Debug)]
+pub(super) struct Windowed {
+    pub(super) window: Window,
+    /// The key column that holds the start of a row's last window.
+    pub(super) column: usize,
+    /// If a row can be in several.
+    pub(super) sliding: Option<Sliding>,
+}
+
 /// The first half of a query, as planned.
 #[derive(Clone, Debug)]
 pub(super) struct StagePlan {
@@ -59,6 +77,9 @@ pub(super) struct StagePlan {
     pub(super) rules: Vec<Rule>,
     pub(super) pipeline: Pipeline,
     pub(super) route: Route,
+    pub(super) event_time: Option<EventTime>,
+    /// The window of the groups.
+    pub(super) window: Option<Windowed>,
     pub(super) bad_records: BadRecords,
     pub(super) null_value: NullValue,
 }
@@ -74,6 +95,10 @@ struct Tools {
     decoder: Decoder,
     encoder: Option<KeyEncoder>,
     groups: Option<Groups>,
+    /// If rows are grouped by sessions.
+    sessions: Option<sessions::Keys>,
+    lateness: Notices,
+    ahead: Notices,
 }
 
 /// What became of the good records of a batch.
@@ -105,15 +130,29 @@ impl BatchStage {
 impl Tools {
     fn new(plan: &StagePlan) -> Result<Self, String> {
         let encoder = match &plan.route {
-            Route::Group(aggregation) => Some(KeyEncoder::new(&aggregation.keys).map_err(|e| e.to_string())?),
+            Route::Group(aggregation) => {
+                let keys = aggregation.keys.project(&plan.routed(aggregation)).map_err(|e| e.to_string())?;
+                Some(KeyEncoder::new(&Arc::new(keys)).map_err(|e| e.to_string())?)
+            }
             Route::Key(_, schema) => Some(KeyEncoder::new(schema).map_err(|e| e.to_string())?),
             Route::Offset => None,
         };
         let groups = match &plan.route {
-            Route::Group(aggregation) => Some(aggregation.groups().map_err(|e| e.to_string())?),
+            Route::Group(aggregation) => {
+                let sliding = plan.window.as_ref().and_then(|window| window.sliding.as_ref());
+                let aggregation = sliding.map_or(aggregation, |sliding| &sliding.shared);
+                Some(aggregation.groups().map_err(|e| e.to_string())?)
+            }
             _ => None,
         };
-        Ok(Self { decoder: plan.decoding.decoder()?, encoder, groups })
+        let sessions = match (&plan.route, plan.window.as_ref().filter(|windowed| windowed.window.is_session())) {
+            (Route::Group(aggregation), Some(windowed)) => {
+                Some(sessions::Keys::new(&aggregation.keys, windowed.column).map_err(|e| e.to_string())?)
+            }
+            _ => None,
+        };
+        let (lateness, ahead) = (Notices::default(), Notices::default());
+        Ok(Self { decoder: plan.decoding.decoder()?, encoder, groups, sessions, lateness, ahead })
     }
 }
 
@@ -128,11 +167,20 @@ impl SourceStage for BatchStage {
         let records = &input.batch.records;
         let offsets = offsets(records)?;
         let mut lanes = Lanes::new(&input, offsets);
+        if let (Some(event_time), Some(quiet), true) = (&plan.event_time, input.quiet, input.batch.range.is_empty()) {
+            let window = plan.window.as_ref().map(|windowed| &windowed.window);
+            let (watermark, idle) = event_time.quiet(quiet, window, input.watermark);
+            return Ok(StageOutput { lanes: lanes.finish(), watermark, idle });
+        }
         // What is below every cut concerns nobody any more.
         let Some(lowest) = input.cuts.iter().flatten().min() else {
             return Ok(StageOutput { lanes: lanes.finish(), watermark: input.watermark, idle: false });
         };
-        let first = offsets.partition_point(|offset| *offset < lowest.0);
+        // The watermark follows every record.
+        let first = match plan.event_time {
+            Some(_) => 0,
+            None => offsets.partition_point(|offset| *offset < lowest.0),
+        };
 
         lanes.gaps();
         let mut bad = Vec::new();
@@ -146,11 +194,22 @@ impl SourceStage for BatchStage {
         let rows = plan.input(&input, decoded.rows, &decoded.good)?;
         let selected = plan.select(&rows, &decoded.good, &mut bad)?;
         lanes.filtered(selected.filtered.iter().map(|record| *record as usize));
+        let followed = plan.follow(&input, &rows, &decoded.good, &bad)?;
+        let selected = plan.timely(selected, followed.as_ref(), &mut bad, |late| {
+            tools.lateness.late(&input, offsets, late);
+            if let Some(event_time) = &plan.event_time {
+                lanes.late(late, event_time.late_rows);
+            }
+        })?;
         lanes.bad(bad)?;
+        if let Some(followed) = &followed {
+            tools.ahead.ahead(&input, offsets, &followed.ahead);
+        }
+        let watermark = followed.as_ref().map_or(input.watermark, |followed| followed.after);
         tools
-            .distribute(&plan, &input, offsets, selected, &mut lanes)
+            .distribute(&plan, &input, offsets, selected, followed.as_ref(), &mut lanes)
             .inspect_err(|_| self.tools = Tools::new(&plan))?;
-        Ok(StageOutput { lanes: lanes.finish(), watermark: input.watermark, idle: false })
+        Ok(StageOutput { lanes: lanes.finish(), watermark, idle: false })
     }
 }
 
@@ -262,6 +321,79 @@ impl StagePlan {
         Ok(Selected { rows, records, filtered })
     }
 
+    /// Moves the watermark over the good records.
+    fn follow(
+        &self,
+        input: &StageInput<'_>,
+        rows: &RecordBatch,
+        good: &[u32],
+        bad: &[Bad],
+    ) -> Result<Option<Followed>, StageError> {
+        let Some(event_time) = &self.event_time else { return Ok(None) };
+        let records = &input.batch.records;
+        let kafka = records.column_by_name(raw::TIMESTAMP).and_then(|column| column.as_primitive_opt());
+        let bad = bad.iter().map(|bad| bad.row);
+        event_time.follow(rows, good, bad, kafka, records.num_rows(), input.watermark).map(Some).map_err(failed)
+    }
+
+    /// Leaves out the rows that have no window, which are bad, and those that are late.
+    fn timely(
+        &self,
+        selected: Selected,
+        followed: Option<&Followed>,
+        bad: &mut Vec<Bad>,
+        late: impl FnOnce(&[(u32, i64)]),
+    ) -> Result<Selected, StageError> {
+        let Selected { rows, records, .. } = &selected;
+        let mut keep = vec![true; records.len()];
+        let mut is_late = match (&self.window, followed) {
+            (Some(windowed), _) => {
+                let windows = rows.column(windowed.column);
+                if windows.null_count() > 0 {
+                    for row in (0..windows.len()).filter(|row| windows.is_null(*row)) {
+                        keep[row] = false;
+                        bad.push(Bad {
+                            row: records[row] as usize,
+                            reason: "its window cannot be known, since its time (or gap) is NULL or out of range"
+                                .to_owned(),
+                            policy: self.bad_records,
+                        });
+                    }
+                }
+                match followed {
+                    // So a row that is on time never belongs to a session that is closed.
+                    Some(followed) if windowed.window.is_session() => Some(followed.late_times(records)),
+                    Some(followed) => {
+                        let starts = ticks(windows).map_err(failed)?;
+                        Some(followed.late_windows(&windowed.window, starts.values(), records))
+                    }
+                    None => None,
+                }
+            }
+            (None, followed) => followed.map(|followed| followed.late_times(records)),
+        };
+        if let (Some(is_late), Some(followed)) = (&mut is_late, followed) {
+            is_late.iter_mut().zip(&keep).for_each(|(late, kept)| *late &= *kept);
+            if is_late.contains(&true) {
+                let rows = records.iter().zip(is_late.iter()).filter(|(_, late)| **late);
+                late(&rows.map(|(record, _)| (*record, followed.before(*record))).collect::<Vec<_>>());
+                keep.iter_mut().zip(is_late.iter()).for_each(|(keep, late)| *keep &= !late);
+            }
+        }
+        if !keep.contains(&false) {
+            return Ok(selected);
+        }
+        let kept = records.iter().zip(&keep).filter(|(_, keep)| **keep).map(|(record, _)| *record).collect();
+        let rows = filter_record_batch(rows, &BooleanArray::from(keep)).map_err(failed)?;
+        Ok(Selected { rows, records: kept, filtered: Vec::new() })
+    }
+
+    /// The key columns by which a group finds its shard: all but its window, so that a row of several windows has one.
+    fn routed(&self, aggregation: &Aggregation) -> Vec<usize> {
+        let window = self.window.as_ref().map(|window| window.column);
+        (0..aggregation.key_columns()).filter(|column| Some(*column) != window).collect()
+    }
+
     /// One evaluation of the rules and the steps. As with CHECK in SQL, a condition that is NULL is not broken.
     fn part(&self, rows: &RecordBatch) -> Result<Part, DataFusionError> {
         let mut broken = Vec::new();
@@ -295,9 +427,14 @@ impl Tools {
         input: &StageInput<'_>,
         offsets: &[i64],
         selected: Selected,
+        followed: Option<&Followed>,
         lanes: &mut Lanes<'_>,
     ) -> Result<(), StageError> {
         let Selected { mut rows, records, .. } = selected;
+        let sliding = plan.window.as_ref().and_then(|window| window.sliding.as_ref());
+        if let Some(sliding) = sliding {
+            rows = sliding.prepare(&rows, &records, followed).map_err(failed)?;
+        }
         let shards = lanes.shards();
         let of_rows = |encoder: &Option<KeyEncoder>, rows: &RecordBatch, records: &[u32]| {
             let count = rows.num_rows();
@@ -306,7 +443,7 @@ impl Tools {
             };
             match (&plan.route, encoder) {
                 (Route::Group(aggregation), Some(encoder)) => {
-                    encoder.shards(&keys(&mut (0..aggregation.key_columns())), count, shards)
+                    encoder.shards(&keys(&mut plan.routed(aggregation).into_iter()), count, shards)
                 }
                 (Route::Key(columns, _), Some(encoder)) => {
                     encoder.shards(&keys(&mut columns.iter().copied()), count, shards)
@@ -339,14 +476,63 @@ impl Tools {
             shards.iter().for_each(|shard| lanes.processed(*shard, 1));
             return lanes.send(&rows, &shards).map_err(failed);
         };
-        let numbers = groups.update(aggregation, &rows).map_err(failed)?;
+        if let Some(sessions) = &self.sessions {
+            rows = sessions.gather(&rows).map_err(failed)?;
+        }
+        let shared = sliding.map_or(aggregation, |sliding| &sliding.shared);
+        let numbers = groups.update(shared, &rows).map_err(failed)?;
         let mut sizes = vec![0_u64; numbers.iter().max().map_or(0, |last| last + 1)];
         numbers.iter().for_each(|number| sizes[*number] += 1);
-        let partial = groups.take(aggregation).map_err(failed)?;
-        let keys = &partial.columns()[..aggregation.key_columns()];
-        let shards = encoder.shards(keys, partial.num_rows(), shards).map_err(failed)?;
+        let partial = groups.take(shared).map_err(failed)?;
+        let keys: Vec<_> =
+            plan.routed(aggregation).into_iter().map(|column| Arc::clone(partial.column(column))).collect();
+        let shards = encoder.shards(&keys, partial.num_rows(), shards).map_err(failed)?;
         shards.iter().zip(sizes).for_each(|(shard, size)| lanes.processed(*shard, size));
+        let Some(sliding) = sliding else { return lanes.send(&partial, &shards).map_err(failed) };
+        let (partial, origins) = sliding.spread(aggregation, &partial).map_err(failed)?;
+        let shards: Vec<_> = origins.values().iter().map(|origin| shards[*origin as usize]).collect();
         lanes.send(&partial, &shards).map_err(failed)
+    }
+}
+
+/// What is said in the log of records that are many, at a bounded rate.
+#[derive(Default)]
+struct Notices {
+    said: Option<Instant>,
+    since: u64,
+}
+
+impl Notices {
+    /// Counts records; answers their number if it is time to say something.
+    fn due(&mut self, records: usize) -> Option<u64> {
+        self.since += records as u64;
+        let due = records > 0 && self.said.is_none_or(|said| said.elapsed() >= NOTICES);
+        due.then(|| {
+            self.said = Some(Instant::now());
+            std::mem::take(&mut self.since)
+        })
+    }
+
+    fn late(&mut self, input: &StageInput<'_>, offsets: &[i64], late: &[(u32, i64)]) {
+        if let Some(records) = self.due(late.len())
+            && let Some((record, watermark)) = late.first()
+        {
+            let offset = offsets[*record as usize];
+            tracing::warn!(partition = %input.partition, offset, watermark, records, "late rows; this is one of them");
+        }
+    }
+
+    fn ahead(&mut self, input: &StageInput<'_>, offsets: &[i64], ahead: &[u32]) {
+        if let Some(records) = self.due(ahead.len())
+            && let Some(record) = ahead.first()
+        {
+            let offset = offsets[*record as usize];
+            tracing::warn!(
+                partition = %input.partition, offset, records,
+                "records whose event time is further ahead of their Kafka timestamp than 'watermark.max.ahead' did not \
+                 move the watermark; this is one of them"
+            );
+        }
     }
 }
 

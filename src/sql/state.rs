@@ -28,6 +28,8 @@ struct Chunk {
     keys: Option<Rows>,
     hashes: Vec<u64>,
     states: Vec<ArrayRef>,
+    /// The mark of each row's window; empty if the table does not follow windows.
+    marks: Vec<i64>,
     living: usize,
 }
 
@@ -38,7 +40,9 @@ impl Chunk {
 
     fn bytes(&self) -> usize {
         let states: usize = self.states.iter().map(|column| column.get_array_memory_size()).sum();
-        states + self.keys.as_ref().map_or(0, Rows::size) + self.hashes.capacity() * size_of::<u64>()
+        states
+            + self.keys.as_ref().map_or(0, Rows::size)
+            + (self.hashes.capacity() + self.marks.capacity()) * size_of::<u64>()
     }
 }
 
@@ -111,14 +115,15 @@ impl StateTable {
         Ok(Found { numbers, states: self.gather(&addresses)? })
     }
 
-    /// Puts a row for each key, in place of the one that it had.
-    pub(super) fn put(&mut self, keys: EncodedKeys, states: &[ArrayRef]) -> Result<(), ArrowError> {
+    /// Puts a row for each key, in place of the one that it had. `marks` are the marks of their windows, if the table
+    /// follows windows.
+    pub(super) fn put(&mut self, keys: EncodedKeys, states: &[ArrayRef], marks: Vec<i64>) -> Result<(), ArrowError> {
         let rows = keys.hashes.len();
         if rows == 0 {
             return Ok(());
         }
         let EncodedKeys { keys, hashes } = keys;
-        let chunk = Chunk { keys, hashes, states: states.to_vec(), living: 0 };
+        let chunk = Chunk { keys, hashes, states: states.to_vec(), marks, living: 0 };
         let number = self.add(chunk);
         let mut crowded = Vec::new();
         for row in 0..rows {
@@ -147,6 +152,66 @@ impl StateTable {
         crowded.sort_unstable();
         crowded.dedup();
         self.tidy(crowded, u32::MAX)
+    }
+
+    /// Takes out all rows whose windows' marks are wanted: their key columns and their state columns.
+    pub(super) fn take_windows(
+        &mut self,
+        wanted: impl Fn(i64) -> bool,
+    ) -> Result<(Vec<ArrayRef>, Vec<ArrayRef>), ArrowError> {
+        let addresses = self.addresses(wanted);
+        let states = self.gather(&addresses)?;
+        let keys = addresses.iter().filter_map(|address| {
+            let chunk = self.chunks[address.chunk as usize].as_ref()?;
+            Some(chunk.keys.as_ref()?.row(address.row as usize))
+        });
+        let keys = self.encoder.decode(keys)?;
+        let mut crowded = Vec::new();
+        for address in addresses {
+            let hash = hash_at(&self.chunks, address);
+            if let Ok(entry) = self.index.find_entry(hash, |at| *at == address) {
+                entry.remove();
+                self.bury(address);
+                crowded.push(address.chunk);
+            }
+        }
+        crowded.sort_unstable();
+        crowded.dedup();
+        self.tidy(crowded, u32::MAX)?;
+        Ok((keys, states))
+    }
+
+    /// All rows: their key columns and their state columns.
+    pub(super) fn all(&self) -> Result<(Vec<ArrayRef>, Vec<ArrayRef>), ArrowError> {
+        let addresses: Vec<_> = self.index.iter().copied().collect();
+        let states = self.gather(&addresses)?;
+        let keys = addresses.iter().filter_map(|address| {
+            let chunk = self.chunks[address.chunk as usize].as_ref()?;
+            Some(chunk.keys.as_ref()?.row(address.row as usize))
+        });
+        Ok((self.encoder.decode(keys)?, states))
+    }
+
+    /// The marks of the windows of all rows.
+    pub(super) fn marks(&self) -> impl Iterator<Item = i64> + '_ {
+        self.index.iter().filter_map(|address| {
+            self.chunks[address.chunk as usize].as_ref()?.marks.get(address.row as usize).copied()
+        })
+    }
+
+    /// The living rows whose windows' marks are wanted.
+    fn addresses(&self, wanted: impl Fn(i64) -> bool) -> Vec<Address> {
+        let mut addresses = Vec::new();
+        for (number, chunk) in self.chunks.iter().enumerate() {
+            let Some(chunk) = chunk else { continue };
+            for (row, (mark, hash)) in chunk.marks.iter().zip(&chunk.hashes).enumerate() {
+                let address = Address { chunk: number as u32, row: row as u32 };
+                if wanted(*mark) && self.index.find(*hash, |at| *at == address).is_some() {
+                    addresses.push(address);
+                }
+            }
+        }
+        addresses
     }
 
     fn is(&self, address: Address, hash: u64, key: &[u8]) -> bool {
@@ -257,7 +322,12 @@ impl StateTable {
                     }
                 }
             }
-            let number = self.add(Chunk { keys, hashes, states, living: 0 });
+            let marks = part.iter().filter_map(|address| {
+                let chunk = self.chunks[address.chunk as usize].as_ref()?;
+                chunk.marks.get(address.row as usize).copied()
+            });
+            let marks = marks.collect();
+            let number = self.add(Chunk { keys, hashes, states, marks, living: 0 });
             for (row, old) in part.iter().enumerate() {
                 let hash = hash_at(&self.chunks, *old);
                 if let Some(at) = self.index.find_mut(hash, |at| at == old) {
@@ -349,7 +419,7 @@ mod tests {
         let names: Vec<_> = rows.iter().map(|(name, _)| name.clone()).collect();
         let values: ArrayRef = Arc::new(Int64Array::from_iter_values(rows.iter().map(|(_, value)| *value)));
         let encoded = table.encode(&keys(&names), rows.len()).unwrap();
-        table.put(encoded, &[values]).unwrap();
+        table.put(encoded, &[values], Vec::new()).unwrap();
     }
 
     fn get(table: &StateTable, names: &[String]) -> BTreeMap<String, i64> {
@@ -419,7 +489,7 @@ mod tests {
             let key = table.encode(&[], 1).unwrap();
             let found = table.find(&key).unwrap();
             assert_eq!(found.numbers.len(), usize::from(value > 0));
-            table.put(key, &[Arc::new(Int64Array::from(vec![value]))]).unwrap();
+            table.put(key, &[Arc::new(Int64Array::from(vec![value]))], Vec::new()).unwrap();
             assert_eq!(table.len(), 1);
         }
     }

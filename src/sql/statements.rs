@@ -25,8 +25,9 @@ use futures::FutureExt;
 
 use super::error::{Place, SqlError, Text};
 use super::metadata::{Metadata, narrow_wildcards, plain_name};
-use super::options::{self, KafkaOptions, SinkOptions};
+use super::options::{self, KafkaOptions, OutputMode, SinkOptions};
 use super::refusals;
+use super::windows;
 use crate::catalog::{ConsoleFormat, SinkKind, SinkTable};
 
 /// A declared `kafka://` table.
@@ -49,11 +50,16 @@ pub(super) struct InsertInto {
     pub(super) place: Option<Place>,
 }
 
+/// An output mode as a table says it, and where.
+type Mode = Option<(OutputMode, Option<Place>)>;
+
 /// All statements of a pipeline.
 pub(super) struct Statements {
     pub(super) context: SessionContext,
     pub(super) sources: BTreeMap<String, SourceTable>,
     pub(super) sinks: BTreeMap<String, SinkTable>,
+    /// The output mode of each sink, if its table says one, and where.
+    pub(super) modes: BTreeMap<String, Mode>,
     pub(super) inserts: Vec<InsertInto>,
 }
 
@@ -65,9 +71,10 @@ pub(super) fn read(sql: &str, text: &Text) -> Result<Statements, SqlError> {
         text,
         views: Vec::new(),
         read: Statements {
-            context: SessionContext::new_with_config(config()),
+            context: context(),
             sources: BTreeMap::new(),
             sinks: BTreeMap::new(),
+            modes: BTreeMap::new(),
             inserts: Vec::new(),
         },
     };
@@ -76,6 +83,12 @@ pub(super) fn read(sql: &str, text: &Text) -> Result<Statements, SqlError> {
         reader.statement(statement, place).map_err(|error| error.or_at(place))?;
     }
     Ok(reader.read)
+}
+
+fn context() -> SessionContext {
+    let context = SessionContext::new_with_config(config());
+    windows::register(&context);
+    context
 }
 
 fn config() -> SessionConfig {
@@ -118,12 +131,12 @@ impl Reader<'_> {
         }
     }
 
-    /// Refuses what a query must not contain, and leaves the metadata columns out of its wildcards.
+    /// Refuses what a query must not contain, leaves the metadata columns out of its wildcards, and rewrites its windows.
     fn prepare(&self, query: &mut Query, place: Option<Place>) -> Result<(), SqlError> {
         let state = self.read.context.state();
         refusals::check(query, &state, self.text, place, &|name| self.taken(name))?;
         narrow_wildcards(query, &|name| self.read.sources.contains_key(name));
-        Ok(())
+        windows::calls::rewrite(query, self.text, place)
     }
 
     fn taken(&self, name: &str) -> bool {
@@ -177,18 +190,18 @@ impl Reader<'_> {
         match location(&name, &planned, place.and(self.location_place(&planned, place)))? {
             Location::Kafka(topic) => self.source(name, topic, &planned, options::kafka(options)?, place),
             Location::Cassandra { keyspace, table } => {
-                let options = options::cassandra(options)?;
-                let SinkOptions { create, null_key, .. } = options;
-                self.sink(name, SinkKind::Cassandra { keyspace, table, create, null_key }, &planned, place)
+                let SinkOptions { create, null_key, mode, .. } = options::cassandra(options)?;
+                self.sink(name, SinkKind::Cassandra { keyspace, table, create, null_key }, mode, &planned, place)
             }
             Location::Console => {
                 let declared = if planned.file_type == "JSON" { ConsoleFormat::Json } else { ConsoleFormat::Table };
-                let format = options::console(options)?.console_format.unwrap_or(declared);
-                self.sink(name, SinkKind::Console { format }, &planned, place)
+                let SinkOptions { console_format, mode, .. } = options::console(options)?;
+                let format = console_format.unwrap_or(declared);
+                self.sink(name, SinkKind::Console { format }, mode, &planned, place)
             }
             Location::Blackhole => {
-                options::blackhole(options)?;
-                self.sink(name, SinkKind::Blackhole, &planned, place)
+                let mode = options::blackhole(options)?.mode;
+                self.sink(name, SinkKind::Blackhole, mode, &planned, place)
             }
         }
     }
@@ -232,6 +245,7 @@ impl Reader<'_> {
         &mut self,
         name: String,
         kind: SinkKind,
+        mode: Mode,
         table: &PlannedTable,
         place: Option<Place>,
     ) -> Result<(), SqlError> {
@@ -257,6 +271,7 @@ impl Reader<'_> {
         self.read
             .context
             .register_table(TableReference::bare(name.as_str()), Arc::new(EmptyTable::new(Arc::clone(&schema))))?;
+        self.read.modes.insert(name.clone(), mode);
         self.read.sinks.insert(name.clone(), SinkTable { name, kind, schema, primary_key });
         Ok(())
     }

@@ -10,6 +10,7 @@ mod positions;
 mod projection;
 mod rows;
 mod rules;
+mod windows;
 
 use std::collections::BTreeMap;
 use std::time::Duration;

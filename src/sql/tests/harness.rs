@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use arrow::array::{
     Array, ArrayRef, AsArray, BinaryArray, BinaryBuilder, Int64Array, RecordBatch, StringBuilder, StructArray,
@@ -19,7 +20,7 @@ use strandline_actors::ports::{
     Change, DeadLetter, KeyedOperator, OutputBatch, Query, SourceBatch, SourceStage, StageError, StageInput,
     StageOutput, StateDelta, raw,
 };
-use strandline_actors::position::{Counts, Offset, PartitionKey, Range, SourcePartition};
+use strandline_actors::position::{Counts, Offset, PartitionKey, Position, Range, SourcePartition, Vector, Watermark};
 use strandline_actors::segment;
 use uuid::Uuid;
 
@@ -179,7 +180,14 @@ pub(super) struct Pipeline {
     operators: Vec<Box<dyn KeyedOperator>>,
     stored: Vec<Vec<StateDelta>>,
     key: Vec<usize>,
+    /// The watermark of each partition.
+    pub(super) watermarks: Vec<Watermark>,
+    idle: Vec<bool>,
+    /// The highest watermark of the shards so far.
+    told: Watermark,
     pub(super) rows: Rows,
+    /// How often each row was written.
+    pub(super) written: BTreeMap<String, usize>,
     pub(super) deletes: usize,
     pub(super) letters: Vec<DeadLetter>,
     pub(super) counts: Counts,
@@ -202,7 +210,11 @@ impl Pipeline {
             query,
             shards,
             key,
+            watermarks: vec![None; partitions],
+            idle: vec![false; partitions],
+            told: None,
             rows: Rows::new(),
+            written: BTreeMap::new(),
             deletes: 0,
             letters: Vec::new(),
             counts: Counts::default(),
@@ -213,15 +225,41 @@ impl Pipeline {
         let partition = partition(number as i32);
         let batch = batch(log, from, until);
         let cuts = vec![Some(Offset(from)); self.shards];
+        let watermark = self.watermarks[number];
         let input =
-            StageInput { partition: &partition, batch: &batch, watermark: None, quiet: None, cuts: &cuts, poison: &[] };
+            StageInput { partition: &partition, batch: &batch, watermark, quiet: None, cuts: &cuts, poison: &[] };
         let output = self.stages[number].run(input).unwrap();
+        self.watermarks[number] = output.watermark;
+        self.idle[number] = false;
+        let lowest = self.lowest();
         assert_eq!(total(&output).total(), (until - from) as u64, "every offset is counted once");
         self.counts.add(&total(&output));
         for (operator, lane) in self.operators.iter_mut().zip(output.lanes) {
             self.letters.extend(lane.dead_letters);
-            operator.apply(lane.rows, None).unwrap();
+            operator.apply(lane.rows, lowest).unwrap();
         }
+    }
+
+    /// A partition has been quiet for so long at the end of its log.
+    pub(super) fn quiet(&mut self, number: usize, seconds: u64) {
+        let partition = partition(number as i32);
+        let batch = batch(&[], 0, 0);
+        let quiet = Some(Duration::from_secs(seconds));
+        let (watermark, cuts) = (self.watermarks[number], vec![Some(Offset(0)); self.shards]);
+        let input = StageInput { partition: &partition, batch: &batch, watermark, quiet, cuts: &cuts, poison: &[] };
+        let output = self.stages[number].run(input).unwrap();
+        (self.watermarks[number], self.idle[number]) = (output.watermark, output.idle);
+        let lowest = self.lowest();
+        self.operators.iter_mut().for_each(|operator| operator.apply(Vec::new(), lowest).unwrap());
+    }
+
+    /// The watermark of the shards.
+    fn lowest(&mut self) -> Watermark {
+        let positions = self.watermarks.iter().zip(&self.idle).zip(0..).map(|((watermark, idle), number)| {
+            (partition(number).key, Position { watermark: *watermark, idle: *idle, ..Position::start(Offset(0)) })
+        });
+        self.told = self.told.max(Vector(positions.collect()).watermark());
+        self.told
     }
 
     pub(super) fn checkpoint(&mut self, shard: usize) -> Vec<OutputBatch> {
@@ -233,7 +271,10 @@ impl Pipeline {
                 let row = values(&output.rows, row);
                 let key = self.key.iter().map(|column| format!("{:?}", row[*column])).collect::<Vec<_>>().join("|");
                 match output.change {
-                    Change::Upsert => drop(self.rows.insert(key, row)),
+                    Change::Upsert => {
+                        *self.written.entry(key.clone()).or_default() += 1;
+                        self.rows.insert(key, row);
+                    }
                     Change::Delete => {
                         self.deletes += 1;
                         assert!(self.rows.remove(&key).is_some(), "what is deleted was there: {key}");
@@ -244,6 +285,11 @@ impl Pipeline {
         checkpoint.output
     }
 
+    /// Why a shard cannot take a checkpoint.
+    pub(super) fn fails(&mut self, shard: usize) -> Option<String> {
+        self.operators[shard].checkpoint().err().map(|error| error.to_string())
+    }
+
     pub(super) fn checkpoint_all(&mut self) -> Vec<OutputBatch> {
         (0..self.shards).flat_map(|shard| self.checkpoint(shard)).collect()
     }
@@ -252,24 +298,24 @@ impl Pipeline {
     /// merged and decoded.
     pub(super) fn restart(&mut self, shard: usize) {
         let mut fresh = self.query.operator(shard as u32);
-        let tables = fresh.tables();
-        let deltas: Vec<_> = self.stored[shard].iter().map(|delta| delta.rows.clone()).collect();
-        let merged = match tables.first() {
-            Some(table) => strandline_actors::compaction::merge(&deltas, table.key_columns, true).unwrap(),
-            None => None,
-        };
         let mut number = 0;
         let key = SegmentKey { shard: shard as u32, epoch: Epoch(1), attempt: Attempt::fresh(), number: 0 };
-        let stored = merged.iter().flat_map(|rows| {
-            let next = || {
-                number += 1;
-                SegmentKey { number, ..key }
-            };
-            let segments = segment::encode(rows, SegmentKind::State { table: 0 }, next).unwrap();
-            let decoded = segments.iter().flat_map(|s| segment::decode(&s.reference, &s.bytes).unwrap());
-            decoded.map(|rows| StateDelta { table: 0, rows }).collect::<Vec<_>>()
-        });
-        self.stored[shard] = stored.collect();
+        let mut stored = Vec::new();
+        for (table, shape) in fresh.tables().into_iter().enumerate() {
+            let of_table = self.stored[shard].iter().filter(|delta| delta.table == table);
+            let deltas: Vec<_> = of_table.map(|delta| delta.rows.clone()).collect();
+            let merged = strandline_actors::compaction::merge(&deltas, shape.key_columns, true).unwrap();
+            if let Some(rows) = merged {
+                let next = || {
+                    number += 1;
+                    SegmentKey { number, ..key }
+                };
+                let segments = segment::encode(&rows, SegmentKind::State { table }, next).unwrap();
+                let decoded = segments.iter().flat_map(|s| segment::decode(&s.reference, &s.bytes).unwrap());
+                stored.extend(decoded.map(|rows| StateDelta { table, rows }));
+            }
+        }
+        self.stored[shard] = stored;
         fresh.restore(self.stored[shard].clone()).unwrap();
         assert_eq!(fresh.keys(), self.operators[shard].keys());
         self.operators[shard] = fresh;

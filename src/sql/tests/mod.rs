@@ -12,3 +12,4 @@ mod having;
 mod keys;
 mod refusals;
 mod stages;
+mod windows;

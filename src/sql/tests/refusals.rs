@@ -57,8 +57,27 @@ refuses! {
     cube: "SELECT item, sum(amount) FROM orders GROUP BY CUBE (item)" => 47, "CUBE is not supported yet";
     grouping_sets: "SELECT item, sum(amount) FROM orders GROUP BY GROUPING SETS ((item), ())" => 47, "GROUPING SETS is not supported yet";
     group_by_all: "SELECT item, sum(amount) FROM orders GROUP BY ALL" => 38, "GROUP BY ALL is not supported";
-    window: "SELECT item, sum(amount) FROM orders GROUP BY window(ts, '1 minute'), item" => 47, "window(...) is not supported yet";
-    session_window: "SELECT item, sum(amount) FROM orders GROUP BY session_window(ts, '1 minute'), item" => 47, "session_window(...) is not supported yet";
+    session_in_update_mode: "SELECT item, sum(amount) FROM orders GROUP BY session_window(ts, '1 minute'), item" => 0, "a session grows and merges with others", "'output.mode' 'append'";
+    session_without_gap: "SELECT item, sum(amount) FROM orders GROUP BY session_window(ts), item" => 47, "session_window(...) has other arguments";
+    session_of_months: "SELECT item, sum(amount) FROM orders GROUP BY session_window(ts, '1 month'), item" => 47, "'1 month' is no fixed length";
+    session_of_nothing: "SELECT item, sum(amount) FROM orders GROUP BY session_window(ts, '0 seconds'), item" => 47, "gap of a session must be more than nothing";
+    session_and_window: "SELECT item, sum(amount) FROM orders GROUP BY session_window(ts, '1 minute'), window(ts, '1 minute')" => 79, "two windows in GROUP BY";
+    tumble: "SELECT item, sum(amount) FROM orders GROUP BY tumble(ts, '1 minute'), item" => 47, "tumble(...) is not supported", "window(ts, '10 minutes')";
+    window_in_select: "SELECT window(ts, '1 minute'), amount FROM orders" => 8, "window(...) belongs into GROUP BY";
+    window_in_where: "SELECT item, amount FROM orders WHERE window(ts, '1 minute') = ts" => 39, "window(...) belongs into GROUP BY";
+    window_in_expression: "SELECT item, sum(amount) FROM orders GROUP BY item, date_trunc('hour', window(ts, '1 minute'))" => 72, "window(...) belongs into GROUP BY, alone";
+    two_windows: "SELECT item, sum(amount) FROM orders GROUP BY item, window(ts, '1 minute'), window(ts, '2 minutes')" => 77, "two windows in GROUP BY";
+    window_of_months: "SELECT item, sum(amount) FROM orders GROUP BY item, window(ts, '1 month')" => 53, "'1 month' is no fixed length", "calendar_window(ts, 'month'";
+    window_without_size: "SELECT item, sum(amount) FROM orders GROUP BY item, window(ts)" => 53, "window(...) has other arguments", "write window(ts, '10 minutes')";
+    window_of_a_number: "SELECT item, sum(amount) FROM orders GROUP BY item, window(ts, 60)" => 53, "60 is no length of time", "'10 minutes'";
+    window_of_nothing: "SELECT item, sum(amount) FROM orders GROUP BY item, window(ts, '0 seconds')" => 53, "more than nothing";
+    window_with_gaps: "SELECT item, sum(amount) FROM orders GROUP BY item, window(ts, '1 minute', '2 minutes')" => 53, "slide of a window must not be longer than its size";
+    window_of_text: "SELECT item, sum(amount) FROM orders GROUP BY item, window(item, '1 minute')" => 0, "a window is of a TIMESTAMP, not of Utf8";
+    window_in_aggregate: "SELECT item, count(window.start) FROM orders GROUP BY item, window(ts, '1 minute')" => 0, "inside an aggregate are not supported";
+    calendar_of_years: "SELECT item, sum(amount) FROM orders GROUP BY item, calendar_window(ts, 'year', 'UTC')" => 53, "'year' is no unit of calendar_window";
+    calendar_of_nowhere: "SELECT item, sum(amount) FROM orders GROUP BY item, calendar_window(ts, 'day', 'Berlin')" => 53, "'Berlin' is no time zone";
+    calendar_without_zone: "SELECT item, sum(amount) FROM orders GROUP BY item, calendar_window(ts, 'day')" => 53, "write calendar_window(ts, 'day'";
+    internal_function: "SELECT item, \"window end\"(ts, 5) FROM orders" => 14, "there is no function window end";
     table_function: "SELECT 'x', value FROM generate_series(1, 10)" => 24, "table function generate_series(...) is not supported";
     tablesample: "SELECT item, amount FROM orders TABLESAMPLE (10 PERCENT)" => 26, "TABLESAMPLE is not supported";
     unnest: "SELECT unnest(make_array(item)), amount FROM orders" => 8, "unnest(...) is not supported yet";
@@ -194,7 +213,13 @@ fn options_that_are_wrong() {
         ("'on.data.loss' 'ignore'", &["'on.data.loss' 'ignore' is not one of 'fail', 'skip'"]),
         ("'bad.records' 'drop'", &["'bad.records' 'drop' is not one of 'dead-letter', 'skip', 'fail'"]),
         ("'null.value' 'keep'", &["'null.value' 'keep' is not one of 'skip', 'dead-letter', 'fail'"]),
-        ("'watermark.column' 'ts'", &["'watermark.column' is not supported yet"]),
+        ("'watermark.delay' '10 seconds'", &["this option needs 'watermark.column'"]),
+        ("'late.rows' 'drop'", &["this option needs 'watermark.column'"]),
+        ("'watermark.delay' '10'", &["'watermark.delay': '10' is no length of time"]),
+        ("'watermark.delay' '-1 second'", &["'watermark.delay' '-1 second' is less than nothing"]),
+        ("'watermark.delay' '1 month'", &["'1 month' is no fixed length"]),
+        ("'watermark.delays' '1 second'", &["did you mean 'watermark.delay'?"]),
+        ("'late.rows' 'keep'", &["'late.rows' 'keep' is not one of 'drop', 'dead-letter'"]),
         ("'kafka.enable.auto.commit' 'true'", &["'kafka.enable.auto.commit' cannot be set", "stored offsets"]),
         ("'kafka.auto.offset.reset' 'latest'", &["'kafka.auto.offset.reset' cannot be set"]),
         ("'bad.records' 'skip', 'bad.records' 'fail'", &["option 'bad.records' is given twice"]),
@@ -221,7 +246,68 @@ fn options_that_are_wrong() {
     let message = sink("console://", "TABLE", "'console.format' 'csv'");
     assert!(message.contains("'console.format' 'csv' is not one of 'table', 'json'"), "{message}");
     let message = sink("blackhole://", "JSON", "'a.b' 'c'");
-    assert!(message.contains("a blackhole has no options"), "{message}");
+    assert!(message.contains("unknown option 'a.b'; known are 'output.mode', 'complete.limit'"), "{message}");
+    let message = sink("blackhole://", "JSON", "'output.mode' 'overwrite'");
+    assert!(message.contains("is not one of 'append', 'update', 'complete'"), "{message}");
+    let message = sink("blackhole://", "JSON", "'complete.limit' '5'");
+    assert!(message.contains("table t: 'complete.limit' is for 'output.mode' 'complete'"), "{message}");
+    let message = sink("blackhole://", "JSON", "'output.mode' 'complete', 'complete.limit' '0'");
+    assert!(message.contains("'complete.limit' '0' is not a number above 0"), "{message}");
+}
+
+/// What a query cannot have: the place is that of the option.
+#[test]
+fn event_time_that_does_not_go_together() {
+    let whole = |source: &str, mode: &str, select: &str| {
+        refused(&format!(
+            "CREATE EXTERNAL TABLE s (a VARCHAR, b BIGINT, ts TIMESTAMP, other TIMESTAMP) STORED AS JSON
+             LOCATION 'kafka://t' OPTIONS ('bad.records' 'skip'{source});
+             CREATE EXTERNAL TABLE d (a VARCHAR, n BIGINT) STORED AS TABLE LOCATION 'console://'
+             OPTIONS ('output.mode' '{mode}');
+             INSERT INTO d SELECT a, {select}"
+        ))
+    };
+    let grouped = "count(*) FROM s GROUP BY a";
+    let windowed = "count(*) FROM s GROUP BY a, window(ts, '1 minute')";
+    let ts = ", 'watermark.column' 'ts'";
+    for (source, mode, select, place, part) in [
+        (ts, "append", grouped, "line 4, column 23: ", "without a window in GROUP BY no group ever is"),
+        ("", "append", windowed, "line 4, column 23: ", "set 'watermark.column' and 'watermark.delay' on s"),
+        (ts, "complete", "b FROM s", "line 4, column 23: ", "without GROUP BY that would be every record"),
+        (
+            ", 'watermark.column' 'other'",
+            "update",
+            windowed,
+            "line 4, column 23: ",
+            "the window is over ts, but the watermark of s follows other",
+        ),
+        (
+            ", 'watermark.close.after' '1 minute', 'watermark.column' 'ts'",
+            "update",
+            grouped,
+            "line 2, column 66: ",
+            "there is nothing to close",
+        ),
+        (
+            ", 'watermark.close.after' '1 minute', 'watermark.column' 'ts'",
+            "append",
+            "count(*) FROM s GROUP BY a, session_window(ts, CASE WHEN b > 1 THEN INTERVAL '1 second' END)",
+            "line 2, column 66: ",
+            "the gap of its sessions differs from row to row",
+        ),
+        (", 'watermark.column' 'b'", "update", windowed, "line 2, column 66: ", "'b' is Int64, not a TIMESTAMP"),
+        (", 'watermark.column' 'c'", "update", windowed, "line 2, column 66: ", "'c' is no column of the table"),
+        (", 'watermark.column' '_offset'", "update", windowed, "line 2, column 66: ", "'_offset' is no column"),
+    ] {
+        let message = whole(source, mode, select);
+        assert!(message.starts_with(place) && message.contains(part), "{message}");
+    }
+    let coarse = refused(
+        "CREATE EXTERNAL TABLE s (ts TIMESTAMP(0)) STORED AS JSON LOCATION 'kafka://t';
+         CREATE EXTERNAL TABLE d (n BIGINT) STORED AS TABLE LOCATION 'console://';
+         INSERT INTO d SELECT count(*) FROM s GROUP BY window(ts, '1500 milliseconds')",
+    );
+    assert!(coarse.contains("is too coarse for a window of 1500 milliseconds"), "{coarse}");
 }
 
 #[test]

@@ -1,0 +1,655 @@
+//! Windows of event time against a reference that keeps all rows, however the log is cut, whichever partition comes first
+//! and whenever a shard starts anew.
+
+use std::collections::BTreeMap;
+
+use datafusion::common::ScalarValue;
+
+use super::harness::{Dice, Pipeline, Record, assert_rows, log};
+
+/// A random query over windows, in milliseconds.
+#[derive(Debug)]
+struct Query {
+    size: i64,
+    slide: i64,
+    offset: i64,
+    delay: i64,
+    append: bool,
+    having: bool,
+    dead_letters: bool,
+}
+
+impl Query {
+    fn random(dice: &mut Dice) -> Self {
+        let size = 1 + dice.below(40) as i64;
+        let slide = if dice.chance(50) { size } else { 1 + dice.below(size as usize) as i64 };
+        Self {
+            size,
+            slide,
+            offset: dice.below(30) as i64 - 10,
+            delay: dice.below(60) as i64,
+            append: dice.chance(50),
+            having: dice.chance(30),
+            dead_letters: dice.chance(30),
+        }
+    }
+
+    fn sql(&self) -> String {
+        let Self { size, slide, offset, delay, .. } = self;
+        let mode = if self.append { "append" } else { "update" };
+        let having = if self.having { "HAVING sum(v) % 3 <> 0 AND window.end <> to_timestamp_millis(7)" } else { "" };
+        let late = if self.dead_letters { "dead-letter" } else { "drop" };
+        format!(
+            "CREATE EXTERNAL TABLE orders (k VARCHAR, v BIGINT, ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://orders'
+               OPTIONS ('json.timestamp.unit' 'millis', 'watermark.column' 'ts', 'watermark.delay' '{delay} milliseconds',
+                 'late.rows' '{late}');
+             CREATE EXTERNAL TABLE result (start TIMESTAMP(3), until TIMESTAMP, k VARCHAR, n BIGINT, total BIGINT,
+                 PRIMARY KEY (start, k))
+               STORED AS TABLE LOCATION 'console://' OPTIONS ('output.mode' '{mode}');
+             INSERT INTO result
+             SELECT window.start, window.end, k, count(*), sum(v) FROM orders WHERE v > 0
+             GROUP BY k, window(ts, '{size} milliseconds', '{slide} milliseconds', '{offset} milliseconds') {having}"
+        )
+    }
+}
+
+/// A record of the log: its key, value and time, as they are sent.
+#[derive(Clone, Debug)]
+struct Order {
+    k: usize,
+    v: i64,
+    ts: Option<i64>,
+}
+
+fn orders(dice: &mut Dice) -> Vec<Order> {
+    let records = dice.below(80);
+    let mut now = dice.below(300) as i64 - 200;
+    (0..records)
+        .map(|_| {
+            now += dice.below(6) as i64;
+            let ts = match dice.below(20) {
+                0 => now - dice.below(300) as i64,
+                1 => now + dice.below(50) as i64,
+                _ => now - dice.below(20) as i64,
+            };
+            Order { k: dice.below(3), v: dice.below(9) as i64 - 1, ts: (!dice.chance(4)).then_some(ts) }
+        })
+        .collect()
+}
+
+fn records(orders: &[Order]) -> Vec<Record> {
+    log(orders.iter().map(|Order { k, v, ts }| {
+        let ts = ts.map_or_else(|| "null".to_owned(), |ts| ts.to_string());
+        format!("{{\"k\":\"k{k}\",\"v\":{v},\"ts\":{ts}}}")
+    }))
+}
+
+/// What must come out.
+#[derive(Default)]
+struct Truth {
+    /// Count and sum by start and key.
+    groups: BTreeMap<(i64, usize), (i64, i64)>,
+    late: u64,
+    bad: usize,
+    /// The lowest of the partitions' watermarks.
+    watermark: Option<i64>,
+}
+
+/// The reference: every window that could be, row by row.
+fn truth(query: &Query, logs: &[Vec<Order>]) -> Truth {
+    let mut truth = Truth::default();
+    let mut watermarks = Vec::new();
+    for log in logs {
+        let mut highest: Option<i64> = None;
+        for Order { k, v, ts } in log {
+            let watermark = highest.map(|highest| highest - query.delay);
+            // Also rows that the query leaves out move it.
+            highest = highest.max(*ts);
+            if *v <= 0 {
+                continue;
+            }
+            let Some(ts) = ts else {
+                truth.bad += 1;
+                continue;
+            };
+            let mut timely = false;
+            for start in ts - query.size + 1..=*ts {
+                let is_start = (start - query.offset) % query.slide == 0;
+                if is_start && watermark.is_none_or(|watermark| start + query.size > watermark) {
+                    let (count, sum) = truth.groups.entry((start, *k)).or_default();
+                    (*count, *sum, timely) = (*count + 1, *sum + v, true);
+                }
+            }
+            truth.late += u64::from(!timely);
+        }
+        watermarks.push(highest.map(|highest| highest - query.delay));
+    }
+    truth.watermark = watermarks.into_iter().min().flatten();
+    truth
+}
+
+impl Truth {
+    fn closed(&self, query: &Query, start: i64) -> bool {
+        self.watermark.is_some_and(|watermark| start + query.size <= watermark)
+    }
+
+    fn rows(&self, query: &Query) -> Vec<Vec<ScalarValue>> {
+        let millis = |time: i64| ScalarValue::TimestampMillisecond(Some(time), None);
+        let nanos = |time: i64| ScalarValue::TimestampNanosecond(Some(time * 1_000_000), None);
+        self.groups
+            .iter()
+            .filter(|((start, _), _)| !query.append || self.closed(query, *start))
+            .filter(|((start, _), (_, sum))| !query.having || (sum % 3 != 0 && start + query.size != 7))
+            .map(|((start, k), (count, sum))| {
+                let key = ScalarValue::Utf8(Some(format!("k{k}")));
+                let counts = [*count, *sum].map(|number| ScalarValue::Int64(Some(number)));
+                [vec![millis(*start), nanos(start + query.size), key], counts.to_vec()].concat()
+            })
+            .collect()
+    }
+}
+
+/// Runs one query over some logs in one of many ways, and compares everything.
+fn check(query: &Query, orders: &[Vec<Order>], shards: usize, dice: &mut Dice) {
+    let logs: Vec<_> = orders.iter().map(|orders| records(orders)).collect();
+    let truth = truth(query, orders);
+    let mut pipeline = Pipeline::new(&query.sql(), shards, logs.len());
+    pipeline.run(&logs, dice);
+    assert_rows(&pipeline, truth.rows(query));
+    assert_eq!(pipeline.counts.late, truth.late, "{query:?}");
+    assert_eq!(pipeline.counts.dead_lettered as usize, truth.bad);
+    let late_letters = if query.dead_letters { truth.late as usize } else { 0 };
+    assert_eq!(pipeline.letters.len(), truth.bad + late_letters);
+    assert_eq!(pipeline.letters.iter().filter(|letter| letter.reason.starts_with("late: ")).count(), late_letters);
+    if query.append {
+        assert!(pipeline.written.values().all(|times| *times == 1), "each window is written once");
+    }
+    let open = truth.groups.keys().filter(|(start, _)| !truth.closed(query, *start)).count();
+    assert_eq!(pipeline.keys(), open, "closed windows leave the state");
+    assert!(pipeline.checkpoint_all().is_empty(), "nothing is written twice");
+}
+
+#[test]
+fn random_windows_equal_a_reference_that_keeps_all_rows() {
+    let (mut late, mut closed) = (0, 0);
+    for seed in 0..250 {
+        let mut dice = Dice::new(seed);
+        let query = Query::random(&mut dice);
+        let orders: Vec<_> = (0..1 + dice.below(3)).map(|_| orders(&mut dice)).collect();
+        for _ in 0..4 {
+            let shards = 1 + dice.below(3);
+            check(&query, &orders, shards, &mut dice);
+        }
+        let truth = truth(&query, &orders);
+        late += truth.late;
+        closed += truth.groups.keys().filter(|(start, _)| truth.closed(&query, *start)).count();
+    }
+    assert!(late > 500 && closed > 2000, "the cases have {late} late rows and {closed} closed windows");
+}
+
+/// A partition that has nothing to say holds back the others only until it is idle, and a row that it brings later for a
+/// window that was closed meanwhile is left out, also after a restart.
+#[test]
+fn idle_partitions_hold_nothing_back() {
+    let sql =
+        "CREATE EXTERNAL TABLE orders (k VARCHAR, v BIGINT, ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://orders'
+          OPTIONS ('json.timestamp.unit' 'millis', 'watermark.column' 'ts', 'watermark.idle' '30 seconds');
+        CREATE EXTERNAL TABLE result (start TIMESTAMP(3) PRIMARY KEY, n BIGINT) STORED AS TABLE LOCATION 'console://'
+          OPTIONS ('output.mode' 'append');
+        INSERT INTO result SELECT window.start, count(*) FROM orders GROUP BY window(ts, '10 milliseconds')";
+    let mut pipeline = Pipeline::new(sql, 1, 3);
+    let busy = log([1, 5, 12, 35].map(|ts| order("a", 1, ts)));
+    let slow = log([7, 31, 33].map(|ts| order("a", 1, ts)));
+    pipeline.batch(0, &busy, 0, 4);
+    assert!(pipeline.checkpoint_all().is_empty(), "two partitions are not known");
+    pipeline.quiet(1, 30);
+    pipeline.quiet(2, 29);
+    assert!(pipeline.checkpoint_all().is_empty(), "one partition is not known");
+    pipeline.quiet(2, 30);
+    pipeline.checkpoint_all();
+    assert_eq!(shown(&pipeline), ["0 2", "10 1"]);
+    // It wakes up, with a row of a closed window, and holds back again.
+    pipeline.batch(1, &slow, 0, 1);
+    pipeline.restart(0);
+    pipeline.batch(1, &slow, 0, 1);
+    pipeline.checkpoint_all();
+    assert_eq!((shown(&pipeline), pipeline.counts.late), (vec!["0 2".to_owned(), "10 1".to_owned()], 0));
+    pipeline.batch(0, &log([35, 35, 35, 35, 90].map(|ts| order("a", 1, ts))), 4, 5);
+    pipeline.checkpoint_all();
+    assert_eq!(shown(&pipeline).len(), 2);
+    pipeline.batch(1, &slow, 1, 3);
+    // All idle: as if the furthest had fallen idle last.
+    pipeline.quiet(0, 30);
+    pipeline.checkpoint_all();
+    assert_eq!(shown(&pipeline).len(), 2);
+    pipeline.quiet(1, 30);
+    pipeline.checkpoint_all();
+    assert_eq!(shown(&pipeline), ["0 2", "10 1", "30 3"]);
+}
+
+/// The last windows of a source that has fallen silent are closed by the clock, once; what comes later for them is late.
+#[test]
+fn the_last_windows_of_a_silent_source_are_closed() {
+    for (window, first, second) in [
+        ("window(ts, '1 second')", "n 2", "n 1"),
+        ("window(ts, '1 second', '300 milliseconds')", "n 2", "n 1"),
+        ("session_window(ts, '700 milliseconds')", "n 2", "n 1"),
+        ("calendar_window(ts, 'day', 'UTC')", "n 2", "n 1"),
+    ] {
+        let name = window.split('(').next().unwrap();
+        let sql = format!(
+            "CREATE EXTERNAL TABLE orders (k VARCHAR, v BIGINT, ts TIMESTAMP(3)) STORED AS JSON
+               LOCATION 'kafka://orders' OPTIONS ('json.timestamp.unit' 'millis', 'watermark.column' 'ts',
+               'watermark.delay' '5 seconds', 'watermark.idle' '10 seconds', 'watermark.close.after' '60 seconds');
+             CREATE EXTERNAL TABLE result (start TIMESTAMP(3) PRIMARY KEY, n BIGINT) STORED AS TABLE
+               LOCATION 'console://' OPTIONS ('output.mode' 'append');
+             INSERT INTO result SELECT {name}.start, count(*) FROM orders GROUP BY {window}"
+        );
+        let mut pipeline = Pipeline::new(&sql, 2, 2);
+        let day = 86_400_000;
+        let times = [100, 250, 260, 2 * day, 2 * day + 1];
+        let log = log(times.map(|ts| order("a", 1, ts)));
+        pipeline.batch(0, &log, 0, 2);
+        (0..2).for_each(|number| pipeline.quiet(number, 59));
+        assert!(pipeline.checkpoint_all().is_empty(), "{window}");
+        for _ in 0..3 {
+            (0..2).for_each(|number| pipeline.quiet(number, 60));
+            pipeline.checkpoint_all();
+            (0..2).for_each(|shard| pipeline.restart(shard));
+        }
+        let closed = pipeline.watermarks[0];
+        assert_eq!(
+            pipeline.rows.values().next().map(|row| format!("n {}", row[1])).as_deref(),
+            Some(first),
+            "{window}"
+        );
+        assert_eq!(pipeline.keys(), 0, "{window}");
+        // Late, and the silence after it raises nothing again.
+        pipeline.batch(0, &log, 2, 3);
+        (0..2).for_each(|_| pipeline.quiet(0, 60));
+        assert_eq!((pipeline.counts.late, pipeline.watermarks[0]), (1, closed), "{window}");
+        // What belongs to later windows is on time.
+        pipeline.batch(0, &log, 3, 4);
+        (0..2).for_each(|number| pipeline.quiet(number, 60));
+        pipeline.checkpoint_all();
+        assert_eq!(
+            pipeline.rows.values().last().map(|row| format!("n {}", row[1])).as_deref(),
+            Some(second),
+            "{window}"
+        );
+        assert!(pipeline.written.values().all(|times| *times == 1));
+        assert_eq!((pipeline.keys(), pipeline.counts.late), (0, 1), "{window}");
+    }
+}
+
+/// A pipeline over times in milliseconds, `watermark` behind them.
+fn pipeline(options: &str, result: &str, mode: &str, select: &str) -> Pipeline {
+    Pipeline::new(
+        &format!(
+            "CREATE EXTERNAL TABLE orders (k VARCHAR, v BIGINT, ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://orders'
+               OPTIONS ('json.timestamp.unit' 'millis', 'watermark.column' 'ts', {options});
+             CREATE EXTERNAL TABLE result ({result}) STORED AS TABLE LOCATION 'console://'
+               OPTIONS ('output.mode' '{mode}');
+             {select}"
+        ),
+        2,
+        1,
+    )
+}
+
+fn order(k: &str, v: i64, ts: i64) -> String {
+    format!("{{\"k\":\"{k}\",\"v\":{v},\"ts\":{ts}}}")
+}
+
+fn shown(pipeline: &Pipeline) -> Vec<String> {
+    let mut rows: Vec<_> =
+        pipeline.rows.values().map(|row| row.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")).collect();
+    rows.sort();
+    rows
+}
+
+/// A window is an expression like any other: for a query around it, a view, and a struct of both bounds.
+#[test]
+fn bounds_in_queries_around_the_aggregation() {
+    let outer = [
+        "INSERT INTO result SELECT s, n FROM
+           (SELECT window.start AS s, k, count(*) AS n FROM orders GROUP BY window(ts, '10 milliseconds'), k) WHERE n > 1",
+        "CREATE VIEW counts AS SELECT window, count(*) AS n FROM orders GROUP BY k, window(ts, '10 milliseconds');
+         INSERT INTO result SELECT window.start, n FROM counts WHERE n > 1",
+        "WITH c AS (SELECT window AS w, count(*) AS n FROM orders GROUP BY k, window(ts, INTERVAL '10' MILLISECOND))
+         INSERT INTO result SELECT c.w.start, n FROM c WHERE n > 1",
+        "INSERT INTO result SELECT start, n FROM
+           (SELECT window.start, window.end, count(*) AS n FROM orders GROUP BY window(ts, '10 milliseconds'), k)
+           WHERE n > 1",
+        "INSERT INTO result SELECT window.start, count(*) FROM orders o
+           GROUP BY k, window(o.ts, '10 milliseconds', '10 milliseconds', '20 milliseconds') HAVING count(*) > 1",
+        "INSERT INTO result SELECT window(ts, '10 milliseconds').start, count(*) FROM orders
+           GROUP BY k, window(ts, '10 milliseconds') HAVING count(*) > 1",
+    ];
+    let mut fingerprints = Vec::new();
+    for select in outer {
+        let select = match select.strip_prefix("WITH") {
+            Some(rest) => {
+                let (with, insert) = rest.split_once("INSERT INTO result").unwrap();
+                format!("INSERT INTO result WITH{with}{insert}")
+            }
+            None => select.to_owned(),
+        };
+        let delay = "'watermark.delay' '5 milliseconds'";
+        let mut pipeline = pipeline(delay, "start TIMESTAMP(3), n BIGINT", "append", &select);
+        let orders = [("a", 1), ("b", 3), ("a", 9), ("a", 12), ("c", 14), ("c", 16), ("d", 25), ("d", 26)];
+        pipeline.batch(0, &log(orders.map(|(k, ts)| order(k, 1, ts))), 0, 8);
+        pipeline.checkpoint_all();
+        assert_eq!(shown(&pipeline), ["0 2", "10 2"], "{select}");
+        assert_eq!(pipeline.keys(), 1, "{select}");
+        fingerprints.push(pipeline.plan.fingerprint);
+    }
+    assert_eq!(fingerprints[1], fingerprints[2]);
+    assert_eq!(fingerprints[4], fingerprints[5], "one meaning, written otherwise");
+}
+
+/// Either bound of a window in the primary key stands for it, also in a coarser type that holds round bounds apart.
+#[test]
+fn either_bound_determines_the_window() {
+    for (key, bound, window, good) in [
+        ("TIMESTAMP(3)", "window.start", "window(ts, '10 milliseconds')", true),
+        ("TIMESTAMP", "window.end", "window(ts, '10 milliseconds')", true),
+        ("TIMESTAMP(0)", "window.end", "window(ts, '1 minute')", true),
+        ("TIMESTAMP(0)", "window.start", "window(ts, '10 milliseconds')", false),
+        ("TIMESTAMP(0)", "window.start", "window(ts, '1 minute', '1 minute', '5 milliseconds')", false),
+        ("TIMESTAMP(0)", "calendar_window.end", "calendar_window(ts, 'month', 'Asia/Kathmandu')", true),
+        ("TIMESTAMP", "session_window.start", "session_window(ts, '1 minute')", true),
+        ("TIMESTAMP(3)", "session_window.end", "session_window(ts, '1 minute')", true),
+        ("TIMESTAMP(0)", "session_window.start", "session_window(ts, '1 minute')", false),
+        ("BIGINT", "count(ts)", "window(ts, '1 minute')", false),
+    ] {
+        let sql = format!(
+            "CREATE EXTERNAL TABLE orders (ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://orders'
+               OPTIONS ('watermark.column' 'ts');
+             CREATE EXTERNAL TABLE result (b {key} PRIMARY KEY, n BIGINT) STORED AS CQL LOCATION 'cassandra://a/b'
+               OPTIONS ('output.mode' 'append');
+             INSERT INTO result SELECT {bound}, count(*) FROM orders GROUP BY {window}"
+        );
+        match good {
+            true => drop(super::harness::planned(&sql)),
+            false => assert!(super::harness::refused(&sql).contains("primary key"), "{sql}"),
+        }
+    }
+}
+
+/// One record from the far future closes nothing; a record a little ahead does.
+#[test]
+fn a_record_from_the_far_future_does_not_move_the_watermark() {
+    let select = "INSERT INTO result SELECT window.start, count(*) FROM orders GROUP BY window(ts, '1 second')";
+    let options = "'watermark.max.ahead' '1 hour'";
+    let mut pipeline = pipeline(options, "start TIMESTAMP(3) PRIMARY KEY, n BIGINT", "append", select);
+    // The harness gives each record its Kafka timestamp: 1,700,000,000,000 plus its offset.
+    let now = 1_700_000_000_000;
+    let times = [now, now + 3_600_002, now + 500, 253_402_300_799_000, now + 700, now + 3_600_004, now];
+    let log = log(times.map(|ts| order("a", 1, ts)));
+    (0..7).for_each(|at| pipeline.batch(0, &log, at, at + 1));
+    // Record 1 is 1 ms too far ahead; record 5 is not, and moves the watermark, so record 6 is late.
+    assert_eq!(pipeline.watermarks[0], Some((now + 3_600_004) * 1_000_000));
+    pipeline.checkpoint_all();
+    assert_eq!(shown(&pipeline), ["1700000000000 3"]);
+    assert_eq!((pipeline.counts.processed, pipeline.counts.late), (6, 1));
+    assert_eq!(pipeline.keys(), 2, "the windows an hour ahead and in the year 9999");
+}
+
+/// Without windows a row is late if its time is before the watermark, which a row of NULL never is.
+#[test]
+fn late_rows_without_windows() {
+    let select = "INSERT INTO result SELECT k, sum(v) FROM orders GROUP BY k";
+    let options = "'watermark.delay' '10 milliseconds', 'late.rows' 'dead-letter'";
+    let mut pipeline = pipeline(options, "k VARCHAR PRIMARY KEY, total BIGINT", "update", select);
+    let values = [("a", 1, 100), ("a", 2, 90), ("a", 4, 89), ("a", 8, 110), ("a", 16, 99), ("a", 32, 100)];
+    let mut values = values.map(|(k, v, ts)| order(k, v, ts)).to_vec();
+    values.push("{\"k\":\"a\",\"v\":64}".to_owned());
+    let log = log(values);
+    pipeline.batch(0, &log, 0, 7);
+    pipeline.checkpoint_all();
+    assert_eq!(shown(&pipeline), ["a 107"]);
+    let letters: Vec<_> = pipeline.letters.iter().map(|letter| (letter.offset, letter.reason.as_str())).collect();
+    assert_eq!(
+        letters,
+        [
+            (2, "late: the watermark of its partition was at 1970-01-01T00:00:00.090Z before it"),
+            (4, "late: the watermark of its partition was at 1970-01-01T00:00:00.100Z before it")
+        ]
+    );
+    assert_eq!((pipeline.counts.late, pipeline.counts.processed), (2, 5));
+}
+
+/// A bad record moves no watermark, whatever time it says.
+#[test]
+fn bad_records_do_not_move_the_watermark() {
+    let select =
+        "INSERT INTO result SELECT window.start, sum(100 / v) FROM orders GROUP BY window(ts, '10 milliseconds')";
+    let options = "'rule.sane' 'v < 1000', 'bad.records' 'skip'";
+    let mut pipeline = pipeline(options, "start TIMESTAMP(3) PRIMARY KEY, n BIGINT", "append", select);
+    let records = [("a", 1, 5), ("a", 1000, 900), ("a", 0, 900), ("a", 2, 7), ("a", 1, 19), ("a", 1, 9)];
+    pipeline.batch(0, &log(records.map(|(k, v, ts)| order(k, v, ts))), 0, 6);
+    pipeline.checkpoint_all();
+    assert_eq!(pipeline.watermarks[0], Some(19_000_000));
+    assert_eq!(shown(&pipeline), ["0 150"]);
+    assert_eq!((pipeline.counts.skipped, pipeline.counts.late), (2, 1));
+}
+
+/// A day on which clocks are put forward has 23 hours.
+#[test]
+fn days_of_a_time_zone() {
+    let select = "INSERT INTO result SELECT calendar_window.start, calendar_window.end, count(*) FROM orders
+        GROUP BY calendar_window(ts, 'day', 'Europe/Berlin')";
+    let result = "start TIMESTAMP(3) PRIMARY KEY, until TIMESTAMP(3), n BIGINT";
+    let mut pipeline = pipeline("'watermark.delay' '0 seconds'", result, "append", select);
+    let hour = 3_600_000;
+    // From 2023-03-25T00:00Z on, every hour for three days, each twice.
+    let midnight = 1_679_702_400_000_i64;
+    let log = log((0..72).map(|n| order("a", 1, midnight + n * hour)).flat_map(|order| [order.clone(), order]));
+    pipeline.batch(0, &log, 0, 144);
+    pipeline.checkpoint_all();
+    let day = |first: i64, hours: i64| {
+        let start = midnight + first * hour;
+        format!("{start} {} {}", start + hours * hour, 2 * hours)
+    };
+    // The first day began an hour before the records, the second has 23 hours.
+    assert_eq!(shown(&pipeline)[1], day(23, 23));
+    assert_eq!(shown(&pipeline)[0], format!("{} {} 46", midnight - hour, midnight + 23 * hour));
+    assert_eq!(pipeline.keys(), 1);
+    assert!(pipeline.plan.description.contains("group by  1: calendar_window(ts, day in Europe/Berlin)\n"));
+}
+
+/// The whole result at each checkpoint, and no more rows than allowed.
+#[test]
+fn complete_mode_writes_everything() {
+    let select = "INSERT INTO result SELECT k, sum(v) FROM orders GROUP BY k HAVING sum(v) > 0";
+    let mut pipeline = pipeline(
+        "'watermark.delay' '1 day'",
+        "k VARCHAR PRIMARY KEY, total BIGINT",
+        "complete', 'complete.limit' '3",
+        select,
+    );
+    let values =
+        [("a", 1), ("b", 2), ("c", 3), ("a", 5), ("b", -2), ("d", 1), ("e", 1), ("f", 1), ("g", 1), ("h", 1), ("i", 1)];
+    let log = log(values.map(|(k, v)| order(k, v, 0)));
+    pipeline.batch(0, &log, 0, 3);
+    let rows =
+        |output: Vec<strandline_actors::ports::OutputBatch>| output.iter().map(|o| o.rows.num_rows()).sum::<usize>();
+    assert_eq!(rows(pipeline.checkpoint_all()), 3);
+    assert!(pipeline.checkpoint_all().is_empty(), "nothing has changed");
+    (0..2).for_each(|shard| pipeline.restart(shard));
+    pipeline.batch(0, &log, 3, 6);
+    pipeline.checkpoint_all();
+    assert_eq!(shown(&pipeline), ["a 6", "c 3", "d 1"], "b is gone");
+    assert!(pipeline.written.values().any(|times| *times == 2), "unchanged groups are written again");
+    pipeline.batch(0, &log, 6, 11);
+    let error = (0..2).find_map(|shard| pipeline.fails(shard)).unwrap();
+    assert!(error.contains("more than 'complete.limit' 3"), "{error}");
+}
+
+/// What is sent again after a crash is cut for each lane, and each row is counted by one lane once, in however many
+/// windows it is.
+#[test]
+fn rows_of_several_windows_are_cut_once() {
+    use strandline_actors::position::Offset;
+
+    let query = Query { size: 30, slide: 7, offset: 0, delay: 5, append: false, having: false, dead_letters: false };
+    let plan = super::harness::planned(&query.sql());
+    let mut dice = Dice::new(9);
+    let orders: Vec<_> =
+        (0..60).map(|n| Order { k: dice.below(6), v: 1, ts: Some(n / 2 + dice.below(9) as i64) }).collect();
+    let log = records(&orders);
+    let sums = |output: &strandline_actors::ports::StageOutput, lane: usize| -> i64 {
+        use arrow::array::AsArray;
+        let rows = output.lanes[lane].rows.iter();
+        rows.map(|rows| rows.column(2).as_primitive::<arrow::datatypes::Int64Type>().values().iter().sum::<i64>()).sum()
+    };
+    let whole = super::harness::run_stage(&plan, &log, 3, 0, 60);
+    let cuts = [Some(Offset(20)), Some(Offset(0)), Some(Offset(41))];
+    let cut = super::harness::run_cut(&plan, &log, 0, 60, &cuts, &[]).unwrap();
+    assert_eq!(cut.watermark, whole.watermark);
+    for (lane, from) in [20, 0, 41].into_iter().enumerate() {
+        let mut only = [None; 3];
+        only[lane] = Some(Offset(0));
+        let before = super::harness::run_cut(&plan, &log, 0, from, &only, &[]).unwrap();
+        assert_eq!(sums(&whole, lane), sums(&before, lane) + sums(&cut, lane), "lane {lane}");
+        let mut counts = before.lanes[lane].counts;
+        counts.add(&cut.lanes[lane].counts);
+        assert_eq!(counts, whole.lanes[lane].counts, "lane {lane}");
+        assert!(sums(&cut, lane) > 0);
+    }
+}
+
+/// Sessions with a gap that may differ from row to row, in milliseconds.
+#[derive(Debug)]
+struct SessionQuery {
+    /// The gap of rows with an odd value, and with an even one.
+    gaps: [i64; 2],
+    delay: i64,
+    having: bool,
+}
+
+impl SessionQuery {
+    fn sql(&self) -> String {
+        let Self { gaps: [odd, even], delay, having } = self;
+        let gap = match odd == even {
+            true => format!("'{odd} milliseconds'"),
+            false => format!(
+                "CASE WHEN v % 2 = 1 THEN INTERVAL '{odd} milliseconds' ELSE INTERVAL '{even} milliseconds' END"
+            ),
+        };
+        let having = if *having { "HAVING count(*) > 1" } else { "" };
+        format!(
+            "CREATE EXTERNAL TABLE orders (k VARCHAR, v BIGINT, ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://orders'
+               OPTIONS ('json.timestamp.unit' 'millis', 'watermark.column' 'ts', 'watermark.delay' '{delay} milliseconds');
+             CREATE EXTERNAL TABLE result (start TIMESTAMP(3), until TIMESTAMP(3), k VARCHAR, n BIGINT, total BIGINT,
+                 PRIMARY KEY (k, start))
+               STORED AS TABLE LOCATION 'console://' OPTIONS ('output.mode' 'append');
+             INSERT INTO result
+             SELECT session_window.start, session_window.end, k, count(*), sum(v) FROM orders WHERE v > 0
+             GROUP BY k, session_window(ts, {gap}) {having}"
+        )
+    }
+}
+
+/// Start, end, key, count and sum of each session, the number of late rows and of bad ones, and the lowest watermark.
+type Sessions = (Vec<(i64, i64, usize, i64, i64)>, u64, usize, Option<i64>);
+
+/// The reference: all rows that are on time, merged until nothing can be merged any more.
+fn sessions(query: &SessionQuery, logs: &[Vec<Order>]) -> Sessions {
+    let (mut sessions, mut late, mut bad) = (Vec::new(), 0, 0);
+    let mut watermarks = Vec::new();
+    for log in logs {
+        let mut highest: Option<i64> = None;
+        for Order { k, v, ts } in log {
+            let watermark = highest.map(|highest| highest - query.delay);
+            highest = highest.max(*ts);
+            match ts {
+                _ if *v <= 0 => {}
+                None => bad += 1,
+                Some(ts) if watermark.is_some_and(|watermark| *ts < watermark) => late += 1,
+                Some(ts) => sessions.push((*ts, ts + query.gaps[usize::from(v % 2 == 0)], *k, 1, *v)),
+            }
+        }
+        watermarks.push(highest.map(|highest| highest - query.delay));
+    }
+    let touching = |sessions: &[(i64, i64, usize, i64, i64)]| {
+        for (a, first) in sessions.iter().enumerate() {
+            for (b, second) in sessions.iter().enumerate().skip(a + 1) {
+                if first.2 == second.2 && first.0 <= second.1 && second.0 <= first.1 {
+                    return Some((a, b));
+                }
+            }
+        }
+        None
+    };
+    while let Some((a, b)) = touching(&sessions) {
+        let other = sessions.remove(b);
+        let into = &mut sessions[a];
+        *into = (into.0.min(other.0), into.1.max(other.1), into.2, into.3 + other.3, into.4 + other.4);
+    }
+    (sessions, late, bad, watermarks.into_iter().min().flatten())
+}
+
+#[test]
+fn random_sessions_equal_a_reference_that_keeps_all_rows() {
+    let (mut closed_sessions, mut merged, mut late_rows) = (0, 0, 0);
+    for seed in 0..250 {
+        let mut dice = Dice::new(seed);
+        let odd = 1 + dice.below(25) as i64;
+        let even = if dice.chance(50) { odd } else { 1 + dice.below(40) as i64 };
+        let query = SessionQuery { gaps: [odd, even], delay: dice.below(60) as i64, having: dice.chance(30) };
+        let orders: Vec<_> = (0..1 + dice.below(3)).map(|_| orders(&mut dice)).collect();
+        let (all, late, bad, watermark) = sessions(&query, &orders);
+        let closed = |end: i64| watermark.is_some_and(|watermark| end < watermark);
+        let millis = |time: i64| ScalarValue::TimestampMillisecond(Some(time), None);
+        let wanted: Vec<_> = all
+            .iter()
+            .filter(|(_, end, _, count, _)| closed(*end) && (!query.having || *count > 1))
+            .map(|(start, end, k, count, sum)| {
+                let numbers = [*count, *sum].map(|number| ScalarValue::Int64(Some(number)));
+                let key = ScalarValue::Utf8(Some(format!("k{k}")));
+                [vec![millis(*start), millis(*end), key], numbers.to_vec()].concat()
+            })
+            .collect();
+        for _ in 0..4 {
+            let logs: Vec<_> = orders.iter().map(|orders| records(orders)).collect();
+            let mut pipeline = Pipeline::new(&query.sql(), 1 + dice.below(3), logs.len());
+            pipeline.run(&logs, &mut dice);
+            assert_rows(&pipeline, wanted.clone());
+            assert_eq!((pipeline.counts.late, pipeline.letters.len()), (late, bad), "{query:?}");
+            assert!(pipeline.written.values().all(|times| *times == 1), "each session is written once");
+            let open = all.iter().filter(|(_, end, ..)| !closed(*end)).count();
+            assert_eq!(pipeline.keys(), open, "closed sessions leave the state");
+            assert!(pipeline.checkpoint_all().is_empty(), "nothing is written twice");
+        }
+        closed_sessions += wanted.len();
+        merged += all.iter().filter(|session| session.3 > 1).count();
+        late_rows += late;
+    }
+    assert!(
+        closed_sessions > 1000 && merged > 1000 && late_rows > 500,
+        "{closed_sessions} closed, {merged} merged, {late_rows} late"
+    );
+}
+
+/// Sessions whose gap is no length of time are bad, and their bounds are there for a query around them.
+#[test]
+fn sessions_in_queries_around_the_aggregation() {
+    let select = "INSERT INTO result SELECT session_window.end, n FROM
+        (SELECT session_window, sum(v) AS n FROM orders
+           GROUP BY session_window(ts, CASE WHEN v > 100 THEN INTERVAL '-1 seconds' ELSE INTERVAL '10 milliseconds' END))
+        WHERE n > 1";
+    let mut pipeline =
+        pipeline("'watermark.delay' '0 seconds'", "until TIMESTAMP(3) PRIMARY KEY, n BIGINT", "append", select);
+    let orders = [("a", 1, 0), ("b", 2, 10), ("a", 200, 15), ("a", 1, 21), ("a", 7, 40), ("a", 1, 51), ("a", 1, 70)];
+    pipeline.batch(0, &log(orders.map(|(k, v, ts)| order(k, v, ts))), 0, 7);
+    pipeline.checkpoint_all();
+    assert_eq!(shown(&pipeline), ["20 3", "50 7"]);
+    assert!(pipeline.letters[0].reason.contains("its window cannot be known"));
+    assert!(
+        pipeline.plan.description.contains("column    until Timestamp(ms) = session_window.end\n"),
+        "{}",
+        pipeline.plan.description
+    );
+}

@@ -1,0 +1,215 @@
+//! Windows of event time over a real topic, killed again and again: each window is in the table once, when it is closed,
+//! with every row that was on time by its own partition. The reference keeps all rows.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use scylla::value::CqlTimestamp;
+
+use super::{Dice, Feed};
+use crate::stand::{Stand, until};
+
+const PARTITIONS: i32 = 3;
+/// In milliseconds.
+const SIZE: i64 = 60_000;
+const SLIDE: i64 = 20_000;
+const DELAY: i64 = 30_000;
+
+#[derive(Clone, Copy)]
+struct Order {
+    partition: i32,
+    item: u64,
+    qty: i64,
+    ts: i64,
+}
+
+impl Order {
+    fn json(&self) -> String {
+        let Self { item, qty, ts, .. } = self;
+        format!("{{\"item\":\"item {item}\",\"qty\":{qty},\"ts\":{ts}}}")
+    }
+}
+
+/// Orders around a time that goes on with each of them; one in ten is minutes behind.
+fn orders(dice: &mut Dice, now: &mut i64, records: usize) -> Vec<Order> {
+    let order = |_| {
+        *now += dice.below(700) as i64;
+        let behind = if dice.chance(10) { 240_000 } else { 25_000 };
+        let ts = *now - dice.below(behind) as i64;
+        let (partition, item) = (dice.below(PARTITIONS as u64) as i32, dice.below(5));
+        Order { partition, item, qty: dice.below(9) as i64, ts }
+    };
+    (0..records).map(order).collect()
+}
+
+/// Count and sum by start of the window and item.
+type Groups = BTreeMap<(i64, String), (i64, i64)>;
+
+/// The closed windows, and the number of late rows.
+fn truth(sent: &[Order]) -> (Groups, u64) {
+    let mut groups = Groups::new();
+    let mut late = 0;
+    let mut watermarks = BTreeMap::new();
+    for order in sent {
+        let highest = watermarks.entry(order.partition).or_insert(i64::MIN);
+        let (watermark, ts) = (highest.saturating_sub(DELAY), order.ts);
+        *highest = ts.max(*highest);
+        if order.qty == 0 {
+            continue;
+        }
+        let starts: Vec<_> =
+            (ts - SIZE + 1..=ts).filter(|start| start % SLIDE == 0 && start + SIZE > watermark).collect();
+        late += u64::from(starts.is_empty());
+        for start in starts {
+            let (count, total) = groups.entry((start, format!("item {}", order.item))).or_insert((0, 0));
+            (*count, *total) = (*count + 1, *total + order.qty);
+        }
+    }
+    let lowest = watermarks.values().min().unwrap() - DELAY;
+    groups.retain(|(start, _), _| start + SIZE <= lowest);
+    (groups, late)
+}
+
+async fn table(stand: &Stand) -> Groups {
+    let read = format!("SELECT start, until, item, n, total FROM {}.{}", stand.keyspace, stand.table);
+    let rows = stand.session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
+    rows.rows::<(CqlTimestamp, CqlTimestamp, String, i64, i64)>()
+        .unwrap()
+        .map(|row| {
+            let (start, until, item, n, total) = row.unwrap();
+            assert_eq!(until.0 - start.0, SIZE);
+            ((start.0, item), (n, total))
+        })
+        .collect()
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn each_window_is_written_when_it_is_closed_however_often_the_service_is_killed() {
+    let (stand, mut feed, mut dice) = (Stand::new(PARTITIONS).await, Feed::new(PARTITIONS), Dice::new(11));
+    let sql = format!(
+        "CREATE EXTERNAL TABLE orders (item VARCHAR, qty BIGINT, ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://{}'
+           OPTIONS ('json.timestamp.unit' 'millis', 'watermark.column' 'ts', 'watermark.delay' '30 seconds',
+             'late.rows' 'dead-letter');
+         CREATE EXTERNAL TABLE result (start TIMESTAMP, until TIMESTAMP, item VARCHAR, n BIGINT, total BIGINT,
+             PRIMARY KEY (start, item)) STORED AS CQL LOCATION 'cassandra://{}/{}'
+           OPTIONS ('sink.create' 'true', 'output.mode' 'append');
+         INSERT INTO result SELECT window.start, window.end, item, count(*), sum(qty) FROM orders WHERE qty > 0
+           GROUP BY window(ts, '1 minute', '20 seconds'), item",
+        stand.topic.name, stand.keyspace, stand.table
+    );
+    let mut sent = Vec::new();
+    let mut now = 1_700_000_000_000;
+    let mut send = async |feed: &mut Feed, sent: &mut Vec<Order>, records| {
+        let portion = orders(&mut dice, &mut now, records);
+        feed.send(&stand, portion.iter().map(|order| (order.partition, order.json()))).await;
+        sent.extend(portion);
+    };
+    send(&mut feed, &mut sent, 500).await;
+    for _ in 0..4 {
+        let before: i64 = stand.offsets().await.values().sum();
+        let service = stand.start(&sql);
+        let more = async || stand.offsets().await.values().sum::<i64>() > before;
+        until("something is committed", Duration::from_secs(120), more).await;
+        send(&mut feed, &mut sent, 400).await;
+        service.kill();
+        send(&mut feed, &mut sent, 300).await;
+    }
+    let service = stand.start(&sql);
+    stand.until_committed(&feed.ends()).await;
+    let (groups, late) = truth(&sent);
+    assert!(groups.len() > 200 && late > 20, "{} groups, {late} late rows", groups.len());
+    assert_eq!(table(&stand).await, groups);
+
+    // Later rows close later windows and change none that were closed.
+    send(&mut feed, &mut sent, 300).await;
+    stand.until_committed(&feed.ends()).await;
+    let (more, late) = truth(&sent);
+    assert!(more.len() > groups.len());
+    assert_eq!(table(&stand).await, more);
+    let counted = |status: &serde_json::Value| {
+        let shards = status["board"]["shards"].as_object().unwrap();
+        shards.values().map(|shard| shard["counts"]["late"].as_u64().unwrap()).sum::<u64>()
+    };
+    assert_eq!(counted(&service.status()), late);
+    let letters = format!(
+        "SELECT reason FROM {}.dead_letters WHERE pipeline = '{}' ALLOW FILTERING",
+        stand.keyspace, stand.pipeline
+    );
+    let letters = stand.session.query_unpaged(letters, ()).await.unwrap().into_rows_result().unwrap();
+    let reasons: Vec<_> = letters.rows::<(String,)>().unwrap().map(|row| row.unwrap().0).collect();
+    assert_eq!(reasons.len() as u64, late);
+    assert!(reasons.iter().all(|reason| reason.starts_with("late: the watermark of its partition was at 20")));
+    service.stop().await;
+}
+
+/// Sessions of a topic of which one partition never gets a record. When the others have fallen silent, all sessions are
+/// closed, and each is in the table once.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_sessions_of_a_silent_topic_are_all_written() {
+    let (stand, mut feed, mut dice) = (Stand::new(PARTITIONS).await, Feed::new(PARTITIONS), Dice::new(12));
+    let sql = format!(
+        "CREATE EXTERNAL TABLE orders (item VARCHAR, qty BIGINT, ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://{}'
+           OPTIONS ('json.timestamp.unit' 'millis', 'watermark.column' 'ts', 'watermark.delay' '30 seconds',
+             'watermark.idle' '2 seconds', 'watermark.close.after' '8 seconds');
+         CREATE EXTERNAL TABLE result (start TIMESTAMP, until TIMESTAMP, item VARCHAR, n BIGINT, total BIGINT,
+             PRIMARY KEY (item, start)) STORED AS CQL LOCATION 'cassandra://{}/{}'
+           OPTIONS ('sink.create' 'true', 'output.mode' 'append');
+         INSERT INTO result SELECT session_window.start, session_window.end, item, count(*), sum(qty) FROM orders
+           GROUP BY item, session_window(ts, '1 second')",
+        stand.topic.name, stand.keyspace, stand.table
+    );
+    let (mut sent, mut now) = (Vec::new(), 1_700_000_000_000);
+    for life in 0..3 {
+        let mut portion = orders(&mut dice, &mut now, 500);
+        portion.iter_mut().for_each(|order| order.partition %= PARTITIONS - 1);
+        feed.send(&stand, portion.iter().map(|order| (order.partition, order.json()))).await;
+        sent.extend(portion);
+        if life < 2 {
+            let before: i64 = stand.offsets().await.values().sum();
+            let service = stand.start(&sql);
+            let more = async || stand.offsets().await.values().sum::<i64>() > before;
+            until("something is committed", Duration::from_secs(120), more).await;
+            service.kill();
+        }
+    }
+    let service = stand.start(&sql);
+
+    let mut watermarks = BTreeMap::new();
+    let mut of_item: BTreeMap<u64, Vec<(i64, i64)>> = BTreeMap::new();
+    for order in &sent {
+        let highest = watermarks.entry(order.partition).or_insert(i64::MIN);
+        if order.ts >= highest.saturating_sub(DELAY) {
+            of_item.entry(order.item).or_default().push((order.ts, order.qty));
+        }
+        *highest = order.ts.max(*highest);
+    }
+    let mut wanted = BTreeMap::new();
+    for (item, mut times) in of_item {
+        times.sort_unstable();
+        let mut start = times[0].0;
+        let mut end = start;
+        for (ts, qty) in times {
+            if ts > end {
+                start = ts;
+            }
+            end = ts + 1000;
+            let (until, count, total) = wanted.entry((start, format!("item {item}"))).or_insert((0, 0, 0));
+            (*until, *count, *total) = (end, *count + 1, *total + qty);
+        }
+    }
+    assert!(wanted.len() > 300 && wanted.values().any(|(_, count, _)| *count > 2), "{} sessions", wanted.len());
+    let read = format!("SELECT start, until, item, n, total FROM {}.{}", stand.keyspace, stand.table);
+    let table = async || {
+        let rows = stand.session.query_unpaged(read.as_str(), ()).await.unwrap().into_rows_result().unwrap();
+        let rows = rows.rows::<(CqlTimestamp, CqlTimestamp, String, i64, i64)>().unwrap().map(|row| row.unwrap());
+        rows.map(|(start, until, item, n, total)| ((start.0, item), (until.0, n, total))).collect::<BTreeMap<_, _>>()
+    };
+    until("as many sessions are written", Duration::from_secs(120), async || table().await.len() >= wanted.len()).await;
+    assert_eq!(table().await, wanted);
+    let open = |status: &serde_json::Value| {
+        let shards = status["board"]["shards"].as_object()?;
+        shards.values().map(|shard| shard["keys"].as_u64()).sum::<Option<u64>>()
+    };
+    service.until("no session is kept", |status| open(status) == Some(0)).await;
+    service.stop().await;
+}
