@@ -24,6 +24,11 @@ const Q1: (&str, &str) = (
     "SELECT user_id, count(*), sum(amount), avg(amount) FROM t GROUP BY user_id",
 );
 
+const Q2: (&str, &str) = (
+    "start TIMESTAMP, item VARCHAR, n BIGINT, total DOUBLE",
+    "SELECT window.start, item, count(*), sum(amount) FROM t GROUP BY window(ts, '1 minute'), item",
+);
+
 /// Where offsets and state are kept.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Checkpoints {
@@ -88,6 +93,8 @@ impl Bench {
             ("Q0, no checkpoint", Q0, Checkpoints::Never),
             ("Q1, a checkpoint every second", Q1, Checkpoints::EverySecond),
             ("Q1, no checkpoint", Q1, Checkpoints::Never),
+            ("Q2, a checkpoint every second", Q2, Checkpoints::EverySecond),
+            ("Q2, no checkpoint", Q2, Checkpoints::Never),
         ];
         let mut found: Vec<Vec<Run>> = vec![Vec::new(); cases.len()];
         for round in 0..self.runs {
@@ -127,7 +134,8 @@ impl Bench {
     fn settings(&self, topic: &Topic, query: (&str, &str), checkpoints: Checkpoints) -> Vec<(&'static str, String)> {
         let sql = format!(
             "CREATE EXTERNAL TABLE t (user_id VARCHAR, item VARCHAR, amount DOUBLE, qty BIGINT, ts TIMESTAMP)
-               STORED AS JSON LOCATION 'kafka://{}';
+               STORED AS JSON LOCATION 'kafka://{}'
+               OPTIONS ('watermark.column' 'ts', 'watermark.delay' '10 seconds');
              CREATE EXTERNAL TABLE result ({}) STORED AS CQL LOCATION 'blackhole://';
              INSERT INTO result {}",
             topic.full_name(self.records),
