@@ -11,7 +11,7 @@ use strandline_actors::message::Target;
 use strandline_actors::run::Outcome;
 
 use crate::shop::{PARTITIONS, Shop, committed, settle, sql};
-use crate::stand::{Stand, until};
+use crate::stand::{PATIENCE, Stand, until};
 
 /// Kills the service again and again, with records unread each time. Two lives of three commit something first; the third
 /// ends while it starts.
@@ -26,7 +26,7 @@ async fn killed_again_and_again(kills: u32, by: &str) {
             moment *= 3;
         } else {
             let what = format!("a commit before kill {kill}");
-            until(&what, Duration::from_secs(60), async || committed(&stand).await > before).await;
+            until(&what, PATIENCE, async || committed(&stand).await > before).await;
         }
         // At any moment between two checkpoints.
         tokio::time::sleep(Duration::from_millis(moment)).await;
@@ -83,7 +83,7 @@ async fn panics_in_every_actor_change_nothing() {
             _ => board.partitions.values().map(|partition| partition.actor.restarts).sum(),
         }
     };
-    until("something is committed", Duration::from_secs(60), async || committed(&stand).await > 0).await;
+    until("something is committed", PATIENCE, async || committed(&stand).await > 0).await;
     for round in 0..2 {
         for (kind, target) in [
             ("partition", Target::Partition(round)),
@@ -96,7 +96,7 @@ async fn panics_in_every_actor_change_nothing() {
                 handle.board().snapshot().partitions.values().map(|p| (p.partition, p.actor.incarnation)).collect();
             handle.crash(target);
             let what = format!("{kind} restarts");
-            until(&what, Duration::from_secs(30), async || restarts(kind) > before).await;
+            until(&what, PATIENCE, async || restarts(kind) > before).await;
             if kind == "partition" {
                 let board = handle.board().snapshot();
                 let changed = board
@@ -108,14 +108,14 @@ async fn panics_in_every_actor_change_nothing() {
             }
             // Whoever is told to panic while it starts does not hear it.
             let anew = |p: &PartitionStatus| others.get(&p.partition) != Some(&p.actor.incarnation);
-            until(&format!("all run after the panic of {kind}"), Duration::from_secs(60), async || {
+            until(&format!("all run after the panic of {kind}"), PATIENCE, async || {
                 let board = handle.board().snapshot();
                 let runs = |p: &PartitionStatus| p.actor.life == Life::Running && (kind == "partition" || anew(p));
                 board.partitions.len() == others.len() && board.partitions.values().all(runs)
             })
             .await;
             let what = format!("something is committed after the panic of {kind}");
-            until(&what, Duration::from_secs(60), async || committed(&stand).await > already).await;
+            until(&what, PATIENCE, async || committed(&stand).await > already).await;
         }
     }
     let (truth, ends) = shop.close();

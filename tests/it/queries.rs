@@ -13,11 +13,10 @@ mod rules;
 mod windows;
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use strandline::catalog::SinkTable;
 
-use crate::stand::{Service, Stand, until};
+use crate::stand::{PATIENCE, Service, Stand, until};
 use rows::{Line, Rows};
 
 /// A topic and what was sent to it.
@@ -104,7 +103,7 @@ impl Case {
         feed.send(stand, first).await;
         let service = stand.start(&sql);
         let some = async || stand.offsets().await.values().sum::<i64>() > 0;
-        until("something is committed", Duration::from_secs(120), some).await;
+        until("something is committed", PATIENCE, some).await;
         feed.send(stand, second).await;
         service.kill();
         feed.send(stand, third).await;

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::stand::{Stand, until};
+use crate::stand::{PATIENCE, Stand, until};
 use crate::test_topic::{Sent, TestTopic, producer, send};
 
 pub(crate) const PARTITIONS: i32 = 6;
@@ -96,7 +96,7 @@ impl Shop {
     /// Rests until it is told to go on. Answers what the records add up to, and where each partition ends.
     pub(crate) async fn pause(&self) -> (Truth, Ends) {
         self.wish.store(PAUSE, Ordering::SeqCst);
-        until("the shop rests", Duration::from_secs(60), async || self.resting.load(Ordering::SeqCst)).await;
+        until("the shop rests", PATIENCE, async || self.resting.load(Ordering::SeqCst)).await;
         self.books.lock().unwrap().clone()
     }
 

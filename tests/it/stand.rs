@@ -17,7 +17,7 @@ use tokio::sync::OnceCell;
 use crate::test_topic::{TestTopic, servers};
 
 /// How long anything here may take, on a slow machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
 
 /// One keyspace for all pipelines of these tests, since each change of Cassandra's schema takes seconds.
 static KEYSPACE: OnceCell<String> = OnceCell::const_new();

@@ -4,9 +4,7 @@
 use std::time::{Duration, Instant};
 
 use crate::shop::{Shop, committed, settle, sql};
-use crate::stand::{Service, Stand, until};
-
-const PATIENCE: Duration = Duration::from_secs(60);
+use crate::stand::{PATIENCE, Service, Stand, until};
 
 /// Starts the service as an instance of this name.
 fn start(stand: &Stand, instance: &str, takeover_after: &str) -> Service {

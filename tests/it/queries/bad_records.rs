@@ -8,7 +8,7 @@ use rdkafka::producer::Producer;
 use scylla::client::session::Session;
 use serde_json::Value;
 
-use crate::stand::{Service, Stand, until};
+use crate::stand::{PATIENCE, Service, Stand, until};
 use crate::test_topic::{Sent, producer, send};
 
 /// Ten records; the fifth is cut off, and three more hold nothing, each in its own way.
@@ -174,8 +174,7 @@ async fn a_bad_record_halts_its_partition_under_fail_until_the_policy_changes() 
     let service = stand.start(&sql(&stand, "'bad.records' 'skip'"));
     stand.until_committed(&[(0, 10), (1, 30)].into()).await;
     assert_eq!(table(&stand).await, counted(4, 32));
-    until("it is well", Duration::from_secs(60), async || service.get("/healthz").is_some_and(|(code, _)| code == 200))
-        .await;
+    until("it is well", PATIENCE, async || service.get("/healthz").is_some_and(|(code, _)| code == 200)).await;
     service.stop().await;
 }
 
@@ -194,7 +193,7 @@ async fn crashes_neither_lose_nor_double_a_dead_letter() {
             stand.topic.fill(partition, (end..end + PORTION).map(record)).await;
         }
         let some = async || stand.offsets().await.values().any(|offset| *offset > end);
-        until("something of the portion is committed", Duration::from_secs(60), some).await;
+        until("something of the portion is committed", PATIENCE, some).await;
         for partition in 0..2 {
             stand.topic.fill(partition, (end + PORTION..end + 2 * PORTION).map(record)).await;
         }

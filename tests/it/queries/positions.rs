@@ -1,12 +1,11 @@
 //! Where reading begins and goes on: after a crash, with partitions that are added, and with a topic that is another one.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
 
 use rdkafka::producer::Producer;
 use uuid::Uuid;
 
-use crate::stand::{Service, Stand};
+use crate::stand::{PATIENCE, Service, Stand};
 use crate::test_topic::{Sent, producer, send};
 
 fn sql(stand: &Stand, options: &str) -> String {
@@ -193,7 +192,7 @@ async fn offsets_without_records_are_gaps_and_no_loss() {
     for life in 0..3_i64 {
         let name = stand.topic.name.clone();
         tokio::task::spawn_blocking(move || {
-            let patience = Duration::from_secs(60);
+            let patience = PATIENCE;
             let producer = producer(&[("transactional.id", &name)]);
             producer.init_transactions(patience).unwrap();
             for transaction in 0..6 {

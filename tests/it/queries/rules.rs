@@ -83,7 +83,7 @@ async fn records_that_break_a_rule_are_set_aside_and_the_rest_equals_the_batch_e
         }
         let all: i64 = ends.iter().sum();
         let some = async || stand.offsets().await.values().sum::<i64>() > all - 700;
-        until("something of the portion is committed", Duration::from_secs(120), some).await;
+        until("something of the portion is committed", PATIENCE, some).await;
         if life < 3 {
             service.kill();
             continue;
