@@ -85,6 +85,16 @@ pub enum ServiceError {
         /// What differs, line by line.
         difference: String,
     },
+    /// The plan does not go with the number of shards.
+    #[error(
+        "STRANDLINE_PIPELINE__SHARDS is {asked}, but this pipeline runs in one shard: {why}; leave it out or set it to 1"
+    )]
+    OneShard {
+        /// The number that was asked for.
+        asked: u32,
+        /// Why it must be one.
+        why: &'static str,
+    },
     /// The stored state is cut into another number of shards.
     #[error(
         "pipeline {name} was first started with {stored} shards, and now {asked} are asked for: the number is fixed for a \
@@ -192,10 +202,19 @@ pub async fn open(settings: &Settings) -> Result<Opened, ServiceError> {
     Ok(Opened { plan, pipeline, sink })
 }
 
+/// The number of shards at the first start.
+pub fn shards(settings: &Settings, plan: &Plan) -> Result<u32, ServiceError> {
+    match (plan.one_shard, settings.pipeline.shards) {
+        (None, _) => Ok(settings.shards()),
+        (Some(_), None | Some(1)) => Ok(1),
+        (Some(why), Some(asked)) => Err(ServiceError::OneShard { asked, why }),
+    }
+}
+
 /// Stores what is fixed for the pipeline's life, or compares it with what is stored. Answers the number of shards.
 async fn define(settings: &Settings, plan: &Plan, store: &dyn StateStore) -> Result<u32, ServiceError> {
     let asked = PipelineRow {
-        shards: settings.shards(),
+        shards: shards(settings, plan)?,
         fingerprint: plan.fingerprint.clone(),
         plan: plan.description.clone(),
     };

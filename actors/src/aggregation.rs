@@ -119,6 +119,8 @@ impl AggregationActor {
         if flaw!(WatermarkNotRestored) {
             self.vector.0.values_mut().for_each(|position| position.watermark = None);
         }
+        // Whether a partition is still quiet shows only when its actor has looked: until then it holds back.
+        self.vector.0.values_mut().for_each(|position| position.idle = false);
         self.expect();
         self.watermark = self.vector.watermark();
         self.show();
@@ -134,8 +136,9 @@ impl AggregationActor {
         let valid = self.registered.entry(register.partition).or_default();
         *valid = (*valid).max(register.incarnation);
         let start = || Position::start(register.start);
-        let position = *self.vector.0.entry(register.partition).or_insert_with(start);
-        Registered { shard: self.incarnation, position }
+        let position = self.vector.0.entry(register.partition).or_insert_with(start);
+        position.idle = false;
+        Registered { shard: self.incarnation, position: *position }
     }
 
     /// Gives every partition that exists a position. One of which nothing was read yet holds back the shard's watermark.
@@ -218,6 +221,7 @@ impl AggregationActor {
             || self.operator.pending_bytes() + self.dead_letter_bytes >= tuning.pending_bytes
             // The sources would soon stand still until the interval is over.
             || self.held_share >= EARLY
+            || (!self.held.is_empty() && self.env.credits.share_in_flight() >= EARLY)
             || (!self.flushing.is_empty() && (self.rows_changed || self.moved))
     }
 

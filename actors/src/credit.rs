@@ -56,6 +56,12 @@ impl Credits {
         Some(Credit { rows, bytes })
     }
 
+    /// The share of the budget that is in flight now: the larger of rows and bytes, from 0 to 1.
+    pub fn share_in_flight(&self) -> f64 {
+        let share = |free: usize, all: usize| 1.0 - free as f64 / all as f64;
+        share(self.rows.available_permits(), self.max_rows).max(share(self.bytes.available_permits(), self.max_units))
+    }
+
     /// Rows that are in flight now.
     pub fn rows_in_flight(&self) -> usize {
         self.max_rows - self.rows.available_permits()
@@ -76,6 +82,7 @@ mod tests {
         let credits = Credits::new(100, 10 * UNIT);
         let first = credits.acquire(60, 100).await;
         assert_eq!((credits.rows_in_flight(), credits.bytes_in_flight()), (60, UNIT));
+        assert!((credits.share_in_flight() - 0.6).abs() < 1e-9);
         let mut second = Box::pin(credits.acquire(60, 100));
         assert!(futures::poll!(&mut second).is_pending());
         drop(first);

@@ -24,14 +24,14 @@ pub(super) fn check(given: &Loaded, connect: bool) -> Result<(), Failure> {
     let io = connections()?;
     // Makes the clients, and so finds what is wrong with their properties, but asks no broker.
     let source = io.block_on(KafkaSource::connect(&settings.kafka, &plan.sources))?;
-    print(&report(given, &plan));
+    print(&report(given, &plan, service::shards(settings, &plan)?));
     let done = if connect { io.block_on(connected(settings, &plan, source.as_ref())) } else { Ok(()) };
     drop(source);
     io.shutdown_background();
     done
 }
 
-fn report(given: &Loaded, plan: &Plan) -> String {
+fn report(given: &Loaded, plan: &Plan, shards: u32) -> String {
     let settings = &given.settings;
     let mut text = format!("Pipeline {}\n", settings.pipeline.name);
     // Writing to a text cannot fail.
@@ -49,7 +49,7 @@ fn report(given: &Loaded, plan: &Plan) -> String {
             StoreKind::Cassandra =>
                 format!("in Cassandra at {}, keyspace {}", settings.cassandra.nodes, settings.cassandra.keyspace),
         },
-        match settings.shards() {
+        match shards {
             1 => "1 shard".to_owned(),
             shards => format!("{shards} shards"),
         },

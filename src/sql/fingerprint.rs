@@ -53,7 +53,11 @@ impl Described<'_> {
                 for (number, group) in grouping.groups.iter().enumerate() {
                     let shown = match &grouping.window {
                         Some((window, bounds, time)) if *window == number => {
-                            format!("{}({}, {})", bounds.name(), self.shape.display(time), bounds.shown())
+                            let bounds_shown = match windows::gap_of_rows(group) {
+                                Some(gap) => self.shape.display(gap),
+                                None => bounds.shown(),
+                            };
+                            format!("{}({}, {bounds_shown})", bounds.name(), self.shape.display(time))
                         }
                         _ => self.shape.display(group),
                     };

@@ -56,6 +56,8 @@ pub struct Plan {
     /// The plan in words, a line for each part: what is read, filtered, grouped, kept and written. Plans with different
     /// fingerprints have different descriptions.
     pub description: String,
+    /// Why one shard must do all the work, if it must.
+    pub one_shard: Option<&'static str>,
     stage: Arc<StagePlan>,
     second: Second,
 }
@@ -270,6 +272,10 @@ impl Builder<'_> {
         let description = described.text();
         let stage = self.stage(&input, rules, pipeline, route, windowed)?;
         Ok(Plan {
+            one_shard: self.source.options.watermark.as_ref().and_then(|watermark| watermark.close_after).map(|_| {
+                "'watermark.close.after' raises a partition's watermark where it stands, and only one shard keeps that \
+                 and the rows together"
+            }),
             sources: vec![self.topic(&input)],
             sink: self.sink.clone(),
             fingerprint: fingerprint(&description),

@@ -308,6 +308,36 @@ fn event_time_that_does_not_go_together() {
          INSERT INTO d SELECT count(*) FROM s GROUP BY window(ts, '1500 milliseconds')",
     );
     assert!(coarse.contains("is too coarse for a window of 1500 milliseconds"), "{coarse}");
+    let coarse = refused(
+        "CREATE EXTERNAL TABLE s (ts TIMESTAMP(0)) STORED AS JSON LOCATION 'kafka://t' OPTIONS ('watermark.column' 'ts');
+         CREATE EXTERNAL TABLE d (n BIGINT) STORED AS TABLE LOCATION 'console://' OPTIONS ('output.mode' 'append');
+         INSERT INTO d SELECT count(*) FROM s GROUP BY session_window(ts, '500 milliseconds')",
+    );
+    assert!(coarse.contains("is too coarse for a window of 500 milliseconds"), "{coarse}");
+    let many = refused(
+        "CREATE EXTERNAL TABLE s (ts TIMESTAMP) STORED AS JSON LOCATION 'kafka://t';
+         CREATE EXTERNAL TABLE d (n BIGINT) STORED AS TABLE LOCATION 'console://';
+         INSERT INTO d SELECT count(*) FROM s GROUP BY window(ts, '365 days', '1 second')",
+    );
+    assert!(many.contains("each row would be in 31536000 windows, more than 10000"), "{many}");
+}
+
+/// Stored sessions that were joined under one gap do not go on under another.
+#[test]
+fn the_gap_of_each_row_is_part_of_the_plan() {
+    let plan = |minutes: u32| {
+        crate::sql::plan(&format!(
+            "CREATE EXTERNAL TABLE s (a VARCHAR, vip BOOLEAN, ts TIMESTAMP) STORED AS JSON LOCATION 'kafka://t'
+               OPTIONS ('watermark.column' 'ts');
+             CREATE EXTERNAL TABLE d (a VARCHAR, n BIGINT) STORED AS TABLE LOCATION 'console://'
+               OPTIONS ('output.mode' 'append');
+             INSERT INTO d SELECT a, count(*) FROM s GROUP BY a, session_window(ts,
+               CASE WHEN vip THEN INTERVAL '{minutes} minutes' ELSE INTERVAL '1 minute' END)"
+        ))
+        .unwrap()
+    };
+    assert_ne!(plan(5).fingerprint, plan(10).fingerprint);
+    assert_eq!(plan(5).fingerprint, plan(5).fingerprint);
 }
 
 #[test]

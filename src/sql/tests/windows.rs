@@ -282,6 +282,27 @@ fn the_last_windows_of_a_silent_source_are_closed() {
     }
 }
 
+/// Silence closes what is open again and again, also windows within the delay of those that it has closed; and a partition
+/// that never had a row holds nothing back, without 'watermark.idle' too.
+#[test]
+fn silence_closes_windows_one_after_the_other() {
+    let sql = "CREATE EXTERNAL TABLE orders (k VARCHAR, v BIGINT, ts TIMESTAMP(3)) STORED AS JSON
+                 LOCATION 'kafka://orders' OPTIONS ('json.timestamp.unit' 'millis', 'watermark.column' 'ts',
+                 'watermark.delay' '10 seconds', 'watermark.close.after' '60 seconds');
+               CREATE EXTERNAL TABLE result (start TIMESTAMP(3) PRIMARY KEY, n BIGINT) STORED AS TABLE
+                 LOCATION 'console://' OPTIONS ('output.mode' 'append');
+               INSERT INTO result SELECT window.start, count(*) FROM orders GROUP BY window(ts, '1 minute')";
+    let mut pipeline = Pipeline::new(sql, 1, 2);
+    let log = log([30_000, 65_000, 125_000].map(|ts| order("a", 1, ts)));
+    for number in 0..3 {
+        pipeline.batch(0, &log, number, number + 1);
+        (0..2).for_each(|partition| pipeline.quiet(partition, 60));
+        pipeline.checkpoint_all();
+        assert_eq!((pipeline.rows.len(), pipeline.keys(), pipeline.counts.late), (number as usize + 1, 0, 0));
+    }
+    assert!(pipeline.written.values().all(|times| *times == 1));
+}
+
 /// A pipeline over times in milliseconds, `watermark` behind them.
 fn pipeline(options: &str, result: &str, mode: &str, select: &str) -> Pipeline {
     Pipeline::new(

@@ -18,6 +18,9 @@ use super::functions;
 use crate::sql::error::{Place, SqlError, Text};
 use crate::sql::metadata::{normal, plain_name};
 
+/// The most windows that one row may be in: each is a group of its own.
+const MOST_WINDOWS: i64 = 10_000;
+
 /// The calls.
 pub(in crate::sql) const CALLS: [&str; 3] = ["window", "calendar_window", "session_window"];
 
@@ -160,6 +163,13 @@ impl Rewrite<'_> {
                 if slide > size {
                     let message = "the slide of a window must not be longer than its size: rows between two windows would \
                                    be in none";
+                    return Err(self.error(function, message));
+                }
+                if size / slide > MOST_WINDOWS {
+                    let message = format!(
+                        "each row would be in {} windows, more than {MOST_WINDOWS}: choose a longer slide",
+                        size / slide
+                    );
                     return Err(self.error(function, message));
                 }
                 // So two texts of one meaning are one plan.

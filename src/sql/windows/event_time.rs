@@ -90,6 +90,10 @@ impl EventTime {
             followed.times[place] = time;
             let candidate = time.saturating_sub(self.delay);
             if candidate <= current || !moves[place] {
+                // A row for a window that silence has not closed: the next silence has something to close again.
+                if current.rem_euclid(SECOND) == 1 && time > current && self.close_after.is_some() && moves[place] {
+                    current += 1;
+                }
                 continue;
             }
             let written = kafka.filter(|kafka| kafka.is_valid(place)).map(|kafka| kafka.value(place));
@@ -118,10 +122,10 @@ impl EventTime {
         watermark: Watermark,
     ) -> (Watermark, bool) {
         let idle = self.idle.is_some_and(|idle| quiet >= idle);
-        let (Some(window), Some(before), Some(_)) =
-            (window, watermark, self.close_after.filter(|close_after| quiet >= *close_after))
-        else {
-            return (watermark, idle);
+        let closes = self.close_after.is_some_and(|close_after| quiet >= close_after);
+        let (Some(window), Some(before), true) = (window, watermark, closes) else {
+            // A partition that never had a row has nothing to close, and holds back nothing.
+            return (watermark, idle || closes && watermark.is_none());
         };
         if before.rem_euclid(SECOND) == 1 {
             return (watermark, true);

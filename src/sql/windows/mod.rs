@@ -44,6 +44,22 @@ enum Kind {
     Session { gap: Option<i64> },
 }
 
+/// The expression of a session's gap, if it is not the same for all rows.
+pub(super) fn gap_of_rows(group: &Expr) -> Option<&Expr> {
+    let Expr::ScalarFunction(call) = group else { return None };
+    match (call.func.name(), call.args.as_slice()) {
+        (functions::SESSION, [_, gap]) if whole(gap).is_none() => Some(gap),
+        _ => None,
+    }
+}
+
+fn too_coarse(time: &Expr, data_type: &DataType, nanos: i64) -> SqlError {
+    SqlError::new(format!(
+        "{time} is {data_type}, which is too coarse for a window of {}: declare it with a finer unit",
+        shown(nanos)
+    ))
+}
+
 impl Window {
     /// The window that a group expression stands for, if it is one, with the expression of its time.
     pub(super) fn of<'a>(group: &'a Expr, data_type: &DataType) -> Result<Option<(Self, &'a Expr)>, SqlError> {
@@ -56,10 +72,7 @@ impl Window {
                 for (length, written) in lengths.iter_mut().zip([size, slide, offset]) {
                     let nanos = whole(written).unwrap_or_default();
                     if nanos % tick != 0 {
-                        return Err(SqlError::new(format!(
-                            "{time} is {data_type}, which is too coarse for a window of {}: declare it with a finer unit",
-                            shown(nanos)
-                        )));
+                        return Err(too_coarse(time, data_type, nanos));
                     }
                     *length = nanos / tick;
                 }
@@ -70,7 +83,12 @@ impl Window {
                 let (unit, zone) = (text(unit).unwrap_or_default(), text(zone).unwrap_or_default());
                 (time, Kind::Calendar(Calendar::new(unit, zone).map_err(SqlError::new)?))
             }
-            (functions::SESSION, [time, gap]) => (time, Kind::Session { gap: whole(gap) }),
+            (functions::SESSION, [time, gap]) => {
+                if let Some(nanos) = whole(gap).filter(|nanos| nanos % tick(bound_type(data_type)) != 0) {
+                    return Err(too_coarse(time, bound_type(data_type), nanos));
+                }
+                (time, Kind::Session { gap: whole(gap) })
+            }
             _ => return Ok(None),
         };
         Ok(Some((Self { kind, tick: tick(bound_type(data_type)) }, time)))

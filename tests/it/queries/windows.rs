@@ -150,7 +150,7 @@ async fn the_sessions_of_a_silent_topic_are_all_written() {
     let sql = format!(
         "CREATE EXTERNAL TABLE orders (item VARCHAR, qty BIGINT, ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://{}'
            OPTIONS ('json.timestamp.unit' 'millis', 'watermark.column' 'ts', 'watermark.delay' '30 seconds',
-             'watermark.idle' '2 seconds', 'watermark.close.after' '8 seconds');
+             'watermark.close.after' '8 seconds');
          CREATE EXTERNAL TABLE result (start TIMESTAMP, until TIMESTAMP, item VARCHAR, n BIGINT, total BIGINT,
              PRIMARY KEY (item, start)) STORED AS CQL LOCATION 'cassandra://{}/{}'
            OPTIONS ('sink.create' 'true', 'output.mode' 'append');
@@ -166,13 +166,13 @@ async fn the_sessions_of_a_silent_topic_are_all_written() {
         sent.extend(portion);
         if life < 2 {
             let before: i64 = stand.offsets().await.values().sum();
-            let service = stand.start(&sql);
+            let service = stand.start_with(&sql, &[("PIPELINE__SHARDS", "1")]);
             let more = async || stand.offsets().await.values().sum::<i64>() > before;
             until("something is committed", Duration::from_secs(120), more).await;
             service.kill();
         }
     }
-    let service = stand.start(&sql);
+    let service = stand.start_with(&sql, &[("PIPELINE__SHARDS", "1")]);
 
     let mut watermarks = BTreeMap::new();
     let mut of_item: BTreeMap<u64, Vec<(i64, i64)>> = BTreeMap::new();
