@@ -53,7 +53,7 @@ impl Shop {
                 loop {
                     let wished = wish.load(Ordering::SeqCst);
                     if wished != OPEN && !resting.load(Ordering::SeqCst) {
-                        rdkafka::producer::Producer::flush(&producer, Duration::from_secs(60)).unwrap();
+                        rdkafka::producer::Producer::flush(&producer, PATIENCE).unwrap();
                         resting.store(true, Ordering::SeqCst);
                     }
                     if wished == CLOSE {
