@@ -19,6 +19,11 @@ use crate::stores::local::LocalStore;
 /// The folder of the local store unless the settings name another.
 pub const DEFAULT_PATH: &str = "strandline-data";
 
+/// The folder of the local store that the settings name.
+pub fn folder(settings: &Settings) -> &Path {
+    settings.store.path.as_deref().unwrap_or(Path::new(DEFAULT_PATH))
+}
+
 /// Why a store cannot be opened.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum OpenError {
@@ -33,10 +38,7 @@ pub enum OpenError {
 /// Opens the store of a pipeline that the settings name. The runtime that calls this has to outlive the store.
 pub async fn open(settings: &Settings, pipeline: &str) -> Result<Arc<dyn StateStore>, OpenError> {
     match settings.store.kind {
-        StoreKind::Local => {
-            let folder = settings.store.path.as_deref().unwrap_or(Path::new(DEFAULT_PATH));
-            Ok(Arc::new(LocalStore::open(folder, pipeline).await?))
-        }
+        StoreKind::Local => Ok(Arc::new(LocalStore::open(folder(settings), pipeline).await?)),
         StoreKind::Cassandra => {
             let session = connect(&settings.cassandra).await?;
             Ok(Arc::new(CassandraStore::open(session, &settings.cassandra, pipeline).await?))

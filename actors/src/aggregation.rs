@@ -57,8 +57,6 @@ pub(crate) struct AggregationActor {
     dead_letter_bytes: usize,
     /// The credit of batches whose rows or dead letters wait for a checkpoint.
     held: Vec<Arc<Credit>>,
-    /// Its share of the whole budget.
-    held_share: f64,
     /// Rows came since the last checkpoint.
     rows_changed: bool,
     /// Positions moved since the last checkpoint.
@@ -96,7 +94,6 @@ impl AggregationActor {
             dead_letters: Vec::new(),
             dead_letter_bytes: 0,
             held: Vec::new(),
-            held_share: 0.0,
             rows_changed: false,
             moved: false,
             checkpointing: false,
@@ -200,9 +197,6 @@ impl AggregationActor {
         }
         let bound = self.env.pipeline.tuning.pending_bytes.saturating_mul(CHANGES);
         if letters || self.operator.pending_bytes() > 0 || self.operator.changed_bytes() > bound {
-            let tuning = &self.env.pipeline.tuning;
-            let share = |credit: &Arc<Credit>| credit.share(tuning.rows_in_flight, tuning.bytes_in_flight);
-            self.held_share += batch.credit.as_ref().map_or(0.0, share);
             self.held.extend(batch.credit);
         }
         Ok(LaneReply::Done)
@@ -220,7 +214,6 @@ impl AggregationActor {
             || (since >= tuning.quiet_interval && (self.moved || !flaw!(QuietShardsSilent)))
             || self.operator.pending_bytes() + self.dead_letter_bytes >= tuning.pending_bytes
             // The sources would soon stand still until the interval is over.
-            || self.held_share >= EARLY
             || (!self.held.is_empty() && self.env.credits.share_in_flight() >= EARLY)
             || (!self.flushing.is_empty() && (self.rows_changed || self.moved))
     }
@@ -263,7 +256,6 @@ impl AggregationActor {
         };
         self.dead_letter_bytes = 0;
         let held = std::mem::take(&mut self.held);
-        self.held_share = 0.0;
         (self.rows_changed, self.moved, self.interval_over, self.checkpointing) = (false, false, false, true);
         self.last_checkpoint = Instant::now();
         self.show();

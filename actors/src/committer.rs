@@ -74,6 +74,31 @@ impl OffsetCommitter {
         Self { env, slots: HashMap::new(), offsets_stale: false, writing_offsets: false, written: Offsets::new() }
     }
 
+    /// Does one thing for a shard, which a later claim ends, and takes note of where its pointer stands then; after a failure
+    /// it stands at `otherwise`.
+    fn occupy(
+        &mut self,
+        shard: ShardId,
+        work: impl Future<Output = Result<Pointer, Cause>> + 'static,
+        otherwise: Option<Pointer>,
+    ) -> ResponseActFuture<Self, Result<Box<Pointer>, Cause>> {
+        let (abort, registration) = AbortHandle::new_pair();
+        self.slots.entry(shard).or_default().running = Some(abort);
+        Box::pin(Abortable::new(work, registration).into_actor(self).map(move |done, actor, ctx| match done {
+            Ok(Ok(pointer)) => {
+                actor.committed(shard, &pointer, ctx);
+                Ok(Box::new(pointer))
+            }
+            Ok(Err(cause)) => {
+                if let Some(slot) = actor.slots.get_mut(&shard) {
+                    (slot.running, slot.pointer) = (None, otherwise);
+                }
+                Err(cause)
+            }
+            Err(_) => Err(Cause::Stopped),
+        }))
+    }
+
     fn committed(&mut self, shard: ShardId, pointer: &Pointer, ctx: &mut Context<Self>) {
         let positions = pointer.content.vector.0.iter().map(|(key, position)| (*key, position.next)).collect();
         self.env.board.shard(shard, |status| status.positions = Arc::new(positions));
@@ -169,23 +194,12 @@ impl Handler<Claim> for OffsetCommitter {
         if let Some(running) = slot.running.take().filter(|_| emptied) {
             running.abort();
         }
-        let (abort, registration) = AbortHandle::new_pair();
         slot.incarnation = incarnation;
         slot.pointer = None;
-        slot.running = Some(abort);
         slot.cleaned = Cleaned::default();
         let known = slot.committed.is_some();
         let claiming = claim(Arc::clone(&self.env), shard, known).instrument(tracing::info_span!("claim", shard));
-        Box::pin(Abortable::new(claiming, registration).into_actor(self).map(
-            move |claimed, actor, ctx| match claimed {
-                Ok(Ok(pointer)) => {
-                    actor.committed(shard, &pointer, ctx);
-                    Ok(Box::new(pointer))
-                }
-                Ok(Err(cause)) => Err(cause),
-                Err(_) => Err(Cause::Stopped),
-            },
-        ))
+        self.occupy(shard, claiming, None)
     }
 }
 
@@ -199,18 +213,8 @@ impl Handler<FallBack> for OffsetCommitter {
         let Some(pointer) = slot.pointer.take_if(|pointer| fits && pointer.base() == base) else {
             return Box::pin(async move { Err(Cause::Failed(why)) }.into_actor(self));
         };
-        let (abort, registration) = AbortHandle::new_pair();
-        slot.running = Some(abort);
         let env = Arc::clone(&self.env);
-        let falling_back = async move { fall_back(&env, &pointer, &why).await };
-        Box::pin(Abortable::new(falling_back, registration).into_actor(self).map(move |done, actor, ctx| match done {
-            Ok(Ok(pointer)) => {
-                actor.committed(shard, &pointer, ctx);
-                Ok(Box::new(pointer))
-            }
-            Ok(Err(cause)) => Err(cause),
-            Err(_) => Err(Cause::Stopped),
-        }))
+        self.occupy(shard, async move { fall_back(&env, &pointer, &why).await }, None)
     }
 }
 
@@ -230,26 +234,9 @@ impl Handler<Checkpoint> for OffsetCommitter {
         };
         let before = flaw!(LaterCheckpointKept).then(|| pointer.clone());
         let cleaned = std::mem::take(&mut slot.cleaned);
-        let (abort, registration) = AbortHandle::new_pair();
-        slot.running = Some(abort);
         let span = message.span.clone();
         let committing = commit(Arc::clone(&self.env), pointer, message, cleaned).instrument(span);
-        Box::pin(Abortable::new(committing, registration).into_actor(self).map(move |committed, actor, ctx| {
-            match committed {
-                Ok(Ok(pointer)) => {
-                    actor.committed(shard, &pointer, ctx);
-                    Ok(())
-                }
-                Ok(Err(cause)) => {
-                    if let Some(slot) = actor.slots.get_mut(&shard) {
-                        slot.running = None;
-                        slot.pointer = before;
-                    }
-                    Err(cause)
-                }
-                Err(_) => Err(Cause::Stopped),
-            }
-        }))
+        Box::pin(self.occupy(shard, committing, before).map(|committed, _, _| committed.map(drop)))
     }
 }
 

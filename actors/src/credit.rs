@@ -22,16 +22,8 @@ pub struct Credits {
 /// A part of the budget, given back when it is dropped.
 #[derive(Debug)]
 pub struct Credit {
-    rows: OwnedSemaphorePermit,
-    bytes: OwnedSemaphorePermit,
-}
-
-impl Credit {
-    /// Its share of a budget of so many rows and bytes: the larger of both, from 0 to 1.
-    pub fn share(&self, rows: usize, bytes: usize) -> f64 {
-        let part = |part: usize, whole: usize| part as f64 / whole.max(1) as f64;
-        part(self.rows.num_permits(), rows).max(part(self.bytes.num_permits() * UNIT, bytes))
-    }
+    _rows: OwnedSemaphorePermit,
+    _bytes: OwnedSemaphorePermit,
 }
 
 impl Credits {
@@ -53,7 +45,7 @@ impl Credits {
         let units = bytes.div_ceil(UNIT).min(self.max_units) as u32;
         let rows = Arc::clone(&self.rows).acquire_many_owned(rows).await.ok()?;
         let bytes = Arc::clone(&self.bytes).acquire_many_owned(units).await.ok()?;
-        Some(Credit { rows, bytes })
+        Some(Credit { _rows: rows, _bytes: bytes })
     }
 
     /// The share of the budget that is in flight now: the larger of rows and bytes, from 0 to 1.

@@ -48,20 +48,12 @@ struct Bench {
 
 fn main() {
     let bench = Bench::from_arguments();
-    for topic in [topics::LZ4, topics::UNCOMPRESSED, topics::LARGE, topics::WIDE, topics::KEYS, topics::HOT] {
-        if bench.wants(topic.name) {
-            topic.prepare(&bench.kafka, bench.records);
-        }
-    }
+    let wanted = || topics::ALL.iter().filter(|topic| bench.wants(topic.name));
+    assert!(wanted().next().is_some(), "no such topic");
+    wanted().for_each(|topic| topic.prepare(&bench.kafka, bench.records));
     println!("| topic | what | records/s | of the yardstick | CPU-s a million | peak MB | checkpoints: ms, kB |");
     println!("|---|---|---|---|---|---|---|");
-    let mut yardstick = 0.0;
-    for topic in [topics::LZ4, topics::UNCOMPRESSED, topics::LARGE, topics::WIDE, topics::KEYS, topics::HOT] {
-        if bench.wants(topic.name) {
-            yardstick = bench.topic(&topic);
-        }
-    }
-    assert!(yardstick > 0.0, "no such topic");
+    wanted().for_each(|topic| bench.topic(topic));
 }
 
 impl Bench {
@@ -85,8 +77,8 @@ impl Bench {
         self.only.is_empty() || self.only.iter().any(|name| name == topic)
     }
 
-    /// Measures all of one topic, by turns, so that a machine that gets slower does so for all. Answers the yardstick.
-    fn topic(&self, topic: &Topic) -> f64 {
+    /// Measures all of one topic, by turns, so that a machine that gets slower does so for all.
+    fn topic(&self, topic: &Topic) {
         let mut yardsticks = Vec::new();
         let cases = [
             ("Q0, a checkpoint every second", Q0, Checkpoints::EverySecond),
@@ -128,7 +120,6 @@ impl Bench {
                 }
             );
         }
-        limit
     }
 
     fn settings(&self, topic: &Topic, query: (&str, &str), checkpoints: Checkpoints) -> Vec<(&'static str, String)> {

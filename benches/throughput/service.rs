@@ -75,10 +75,8 @@ impl Service {
     /// The sum of the positions of all partitions.
     pub fn position(&self) -> u64 {
         let status = self.status();
-        let partitions =
-            status["board"]["partitions"].as_object().into_iter().flatten().map(|(_, value)| value.clone());
-        let listed = status["board"]["partitions"].as_array().into_iter().flatten().cloned();
-        partitions.chain(listed).filter_map(|partition| partition["position"].as_u64()).sum()
+        let partitions = status["board"]["partitions"].as_array().into_iter().flatten();
+        partitions.filter_map(|partition| partition["position"].as_u64()).sum()
     }
 
     /// Waits until so many records are read and merged. The clock runs from the first record on.

@@ -24,15 +24,18 @@ pub struct Topic {
     pub part: u64,
 }
 
-const PLAIN: Topic =
-    Topic { name: "plain", partitions: 4, compression: "lz4", users: 100_000, hot: false, padding: 0, part: 1 };
+const LZ4: Topic =
+    Topic { name: "lz4", partitions: 4, compression: "lz4", users: 100_000, hot: false, padding: 0, part: 1 };
 
-pub const LZ4: Topic = Topic { name: "lz4", ..PLAIN };
-pub const UNCOMPRESSED: Topic = Topic { name: "uncompressed", compression: "none", ..PLAIN };
-pub const LARGE: Topic = Topic { name: "large", padding: 890, part: 8, ..PLAIN };
-pub const WIDE: Topic = Topic { name: "partitions-100", partitions: 100, ..PLAIN };
-pub const KEYS: Topic = Topic { name: "keys-5m", users: 5_000_000, ..PLAIN };
-pub const HOT: Topic = Topic { name: "hot", hot: true, ..PLAIN };
+/// All that can be asked for.
+pub const ALL: [Topic; 6] = [
+    LZ4,
+    Topic { name: "uncompressed", compression: "none", ..LZ4 },
+    Topic { name: "large", padding: 890, part: 8, ..LZ4 },
+    Topic { name: "partitions-100", partitions: 100, ..LZ4 },
+    Topic { name: "keys-5m", users: 5_000_000, ..LZ4 },
+    Topic { name: "hot", hot: true, ..LZ4 },
+];
 
 impl Topic {
     pub fn records(&self, usual: u64) -> u64 {

@@ -1,7 +1,6 @@
 //! `strandline check`: what would run, and whether it could.
 
 use std::fmt::Write as _;
-use std::path::Path;
 use std::time::Duration;
 
 use strandline_actors::ports::{Source, SourceError};
@@ -12,7 +11,7 @@ use crate::service;
 use crate::settings::{Loaded, Settings, StoreKind};
 use crate::sql::Plan;
 use crate::stores::cassandra::CassandraStore;
-use crate::{cassandra, sinks};
+use crate::{cassandra, sinks, stores};
 
 /// How long Kafka may take to answer. Running, it is waited for without end.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -45,7 +44,7 @@ fn report(given: &Loaded, plan: &Plan, shards: u32) -> String {
         text,
         "Keeps offsets and state {}, in {} if this is the first start, with a checkpoint every {:?}",
         match settings.store.kind {
-            StoreKind::Local => format!("in the folder {} of this machine", folder(settings).display()),
+            StoreKind::Local => format!("in the folder {} of this machine", stores::folder(settings).display()),
             StoreKind::Cassandra =>
                 format!("in Cassandra at {}, keyspace {}", settings.cassandra.nodes, settings.cassandra.keyspace),
         },
@@ -63,10 +62,6 @@ fn report(given: &Loaded, plan: &Plan, shards: u32) -> String {
         if places.is_empty() { "the environment".to_owned() } else { places.join(", ") + " and the environment" };
     let _ = writeln!(text, "The settings are right; {} of them are given, by {from}", given.given.len());
     text
-}
-
-fn folder(settings: &Settings) -> &Path {
-    settings.store.path.as_deref().unwrap_or(Path::new(crate::stores::DEFAULT_PATH))
 }
 
 /// Asks every server, and tells of all that do not answer as they should.
@@ -118,7 +113,7 @@ async fn store(settings: &Settings, plan: &Plan) -> Result<String, Failure> {
     match settings.store.kind {
         StoreKind::Cassandra => {
             let session = cassandra::connect(&settings.cassandra).await?;
-            let stored = CassandraStore::stored(&session, &settings.cassandra, &settings.pipeline.name).await;
+            let stored = CassandraStore::stored(&session, &settings.cassandra.keyspace, &settings.pipeline.name).await;
             let goes_on = match stored.map_err(Failure::failed)? {
                 Some(stored) => {
                     let shards = service::fits(settings, plan, &stored)?;
@@ -129,7 +124,7 @@ async fn store(settings: &Settings, plan: &Plan) -> Result<String, Failure> {
             Ok(format!("Cassandra answers at {}: {goes_on}\n", settings.cassandra.nodes))
         }
         StoreKind::Local => {
-            let folder = folder(settings);
+            let folder = stores::folder(settings);
             match std::fs::metadata(folder) {
                 Ok(found) if found.is_dir() => Ok(format!("The folder {} is there\n", folder.display())),
                 Ok(_) => Err(Failure::usage(format!(

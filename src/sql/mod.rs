@@ -14,6 +14,7 @@ mod key;
 mod lanes;
 mod metadata;
 mod modes;
+mod notices;
 mod operator;
 mod options;
 mod passthrough;

@@ -8,7 +8,6 @@
 //! their results are written then, and only then.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, UInt32Array, new_null_array};
 use arrow::compute::{cast, concat_batches, filter_record_batch, not, take_arrays, take_record_batch};
@@ -22,6 +21,7 @@ use strandline_actors::position::Watermark;
 
 use super::aggregation::{Aggregation, Groups};
 use super::bisect::evaluate;
+use super::notices::Notices;
 use super::options::OutputMode;
 use super::pipeline::{Passed, Pipeline, batch_of, conform};
 use super::state::{EncodedKeys, Found, StateTable};
@@ -31,8 +31,6 @@ use super::windows::sessions::{self, Sessions};
 
 /// The column that says that a key is gone.
 const DELETED: &str = "_deleted";
-/// How often the log says that rows came for closed windows.
-const WARNINGS: Duration = Duration::from_secs(30);
 
 /// The second half of an aggregating query, as planned.
 #[derive(Clone, Debug)]
@@ -86,9 +84,8 @@ struct Parts {
     closing: Option<Closing>,
     /// The open sessions, if the windows are sessions.
     sessions: Option<Sessions>,
-    /// When rows for closed windows were last shown in the log, and how many partial aggregates there were since.
-    warned: Option<Instant>,
-    too_late: u64,
+    /// Partial aggregates that came for closed windows.
+    too_late: Notices,
 }
 
 impl AggregateOperator {
@@ -176,8 +173,7 @@ impl Parts {
                 Some(windows) => Some(Sessions::new(sessions::Keys::new(&aggregation.keys, windows.column)?)),
                 None => None,
             },
-            warned: None,
-            too_late: 0,
+            too_late: Notices::default(),
         })
     }
 
@@ -369,13 +365,11 @@ impl Parts {
         if count == 0 {
             return Ok(delta);
         }
-        self.too_late += count as u64;
-        if self.warned.is_none_or(|warned| warned.elapsed() >= WARNINGS) {
+        if let Some(groups) = self.too_late.due(count) {
             tracing::warn!(
-                groups = self.too_late,
+                groups,
                 "rows came for windows that were closed while their partition was idle; they are left out"
             );
-            (self.warned, self.too_late) = (Some(Instant::now()), 0);
         }
         filter_record_batch(&delta, &not(&BooleanArray::from(closed)).map_err(failed)?).map_err(failed)
     }

@@ -5,7 +5,6 @@
 
 use std::borrow::Cow;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
 use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, Int32Array, RecordBatch, StringArray, UInt32Array};
 use arrow::compute::{concat_batches, filter, filter_record_batch, take};
@@ -20,6 +19,7 @@ use super::bisect::{Evaluated, evaluate};
 use super::decode::{Decoder, Decoding};
 use super::lanes::{Bad, Lanes, offsets};
 use super::metadata::Metadata;
+use super::notices::Notices;
 use super::options::{BadRecords, NullValue};
 use super::pipeline::{Passed, Pipeline, batch_of, conform};
 use super::routing::{KeyEncoder, by_offset, canonical};
@@ -27,9 +27,6 @@ use super::windows::Window;
 use super::windows::event_time::{EventTime, Followed};
 use super::windows::sessions;
 use super::windows::sliding::{Sliding, ticks};
-
-/// How often the log says something of late records.
-const NOTICES: Duration = Duration::from_secs(30);
 
 /// Where an input column comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -492,47 +489,6 @@ impl Tools {
         let (partial, origins) = sliding.spread(aggregation, &partial).map_err(failed)?;
         let shards: Vec<_> = origins.values().iter().map(|origin| shards[*origin as usize]).collect();
         lanes.send(&partial, &shards).map_err(failed)
-    }
-}
-
-/// What is said in the log of records that are many, at a bounded rate.
-#[derive(Default)]
-struct Notices {
-    said: Option<Instant>,
-    since: u64,
-}
-
-impl Notices {
-    /// Counts records; answers their number if it is time to say something.
-    fn due(&mut self, records: usize) -> Option<u64> {
-        self.since += records as u64;
-        let due = records > 0 && self.said.is_none_or(|said| said.elapsed() >= NOTICES);
-        due.then(|| {
-            self.said = Some(Instant::now());
-            std::mem::take(&mut self.since)
-        })
-    }
-
-    fn late(&mut self, input: &StageInput<'_>, offsets: &[i64], late: &[(u32, i64)]) {
-        if let Some(records) = self.due(late.len())
-            && let Some((record, watermark)) = late.first()
-        {
-            let offset = offsets[*record as usize];
-            tracing::warn!(partition = %input.partition, offset, watermark, records, "late rows; this is one of them");
-        }
-    }
-
-    fn ahead(&mut self, input: &StageInput<'_>, offsets: &[i64], ahead: &[u32]) {
-        if let Some(records) = self.due(ahead.len())
-            && let Some(record) = ahead.first()
-        {
-            let offset = offsets[*record as usize];
-            tracing::warn!(
-                partition = %input.partition, offset, records,
-                "records whose event time is further ahead of their Kafka timestamp than 'watermark.max.ahead' did not \
-                 move the watermark; this is one of them"
-            );
-        }
     }
 }
 

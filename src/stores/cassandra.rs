@@ -30,7 +30,7 @@ use strandline_actors::position::{Offset, PartitionKey, SourcePartition};
 use tokio::sync::{Mutex, Semaphore};
 use uuid::Uuid;
 
-use crate::cassandra::Failure;
+use crate::cassandra::{Failure, prepare_serial_read, quote};
 use crate::settings::CassandraSettings;
 use crate::stores::cassandra::statements::Statements;
 
@@ -84,6 +84,17 @@ struct BodyRef<'a> {
     kept: &'a [Kept],
 }
 
+/// The row of a pipeline, read outside of a store that is open.
+async fn read_pipeline(session: &Session, keyspace: &str, pipeline: &str) -> Result<Option<PipelineRow>, StoreError> {
+    let what = "looking for the pipeline";
+    let read = format!("SELECT shards, fingerprint, plan FROM {}.pipelines WHERE pipeline = ?", quote(keyspace));
+    let read = prepare_serial_read(session, &read).await?;
+    let answer = session.execute_unpaged(&read, (pipeline,)).await;
+    let answer = answer.map_err(|error| StoreError::from(Failure::from(error).during(what)))?;
+    let row = rows(what, answer)?.maybe_first_row().map_err(|error| unreadable(what, &error))?;
+    Ok(row.map(pipeline_row))
+}
+
 fn pipeline_row((shards, fingerprint, plan): (i32, String, String)) -> PipelineRow {
     PipelineRow { shards: shards.cast_unsigned(), fingerprint, plan }
 }
@@ -123,21 +134,10 @@ impl CassandraStore {
     }
 
     /// What is stored of a pipeline, without making anything that is missing. `None` if nothing is.
-    pub async fn stored(
-        session: &Session,
-        settings: &CassandraSettings,
-        pipeline: &str,
-    ) -> Result<Option<PipelineRow>, StoreError> {
-        let what = "reading what is stored of the pipeline";
-        let read = format!("SELECT shards, fingerprint, plan FROM {}.pipelines WHERE pipeline = ?", settings.keyspace);
-        match session.query_unpaged(read, (pipeline,)).await.map_err(Failure::from) {
-            Ok(answer) => {
-                let row = rows(what, answer)?.maybe_first_row().map_err(|error| unreadable(what, &error))?;
-                Ok(row.map(pipeline_row))
-            }
-            // There is no such table yet.
-            Err(Failure::Refused(_)) => Ok(None),
-            Err(failure) => Err(failure.during(what).into()),
+    pub async fn stored(session: &Session, keyspace: &str, pipeline: &str) -> Result<Option<PipelineRow>, StoreError> {
+        match schema::existing_tables(session, keyspace).await?.contains("pipelines") {
+            true => read_pipeline(session, keyspace, pipeline).await,
+            false => Ok(None),
         }
     }
 

@@ -5,14 +5,13 @@
 
 use std::collections::BTreeSet;
 use std::ops::ControlFlow;
-use std::path::Path;
 
 use strandline_actors::ports::StoreError;
 use uuid::Uuid;
 
 use super::cassandra::letters::CassandraLetters;
 use super::local::letters::LocalLetters;
-use super::{DEFAULT_PATH, OpenError};
+use super::{OpenError, folder};
 use crate::cassandra::connect;
 use crate::settings::{Settings, StoreKind};
 
@@ -123,7 +122,7 @@ impl Letters {
         let pipeline = &settings.pipeline.name;
         let (opened, place) = match settings.store.kind {
             StoreKind::Local => {
-                let folder = settings.store.path.as_deref().unwrap_or(Path::new(DEFAULT_PATH));
+                let folder = folder(settings);
                 let opened = LocalLetters::open(folder, pipeline)?;
                 (opened.map(Kept::Local), format!("the folder {}", folder.display()))
             }

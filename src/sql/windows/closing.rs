@@ -2,7 +2,7 @@
 //!
 //! No row can come for a closed window that is not late by its own partition, since the shard's watermark is the lowest of
 //! all partitions. Only where a partition was called idle and woke up again can it be otherwise: so the shard remembers,
-//! also over a remark, up to where it has closed windows, and passes over what comes below. A window is given out once.
+//! also over a restart, up to where it has closed windows, and passes over what comes below. A window is given out once.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

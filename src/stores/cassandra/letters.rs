@@ -12,7 +12,7 @@ use strandline_actors::ports::StoreError;
 use uuid::Uuid;
 
 use super::schema;
-use super::{rows, unreadable};
+use super::{read_pipeline, unreadable};
 use crate::cassandra::{Failure, prepare, prepare_serial_read, quote};
 use crate::stores::letters::{Each, Letter, Payload, Wanted};
 
@@ -55,15 +55,10 @@ impl CassandraLetters {
         if !["pipelines", "start_offsets", "dead_letters"].into_iter().all(|table| tables.contains(table)) {
             return Ok(None);
         }
-        let keyspace = quote(keyspace);
-        let what = "looking for the pipeline";
-        let pipelines = format!("SELECT shards FROM {keyspace}.pipelines WHERE pipeline = ?");
-        let pipelines = prepare_serial_read(&session, &pipelines).await?;
-        let answer = session.execute_unpaged(&pipelines, (pipeline,)).await;
-        let answer = answer.map_err(|error| StoreError::from(Failure::from(error).during(what)))?;
-        if rows(what, answer)?.rows_num() == 0 {
+        if read_pipeline(&session, keyspace, pipeline).await?.is_none() {
             return Ok(None);
         }
+        let keyspace = quote(keyspace);
         let read = async |payload: &str, page| {
             let cql = format!(
                 "SELECT offset, topic_id, record_timestamp, reason, WRITETIME(reason), key_bytes, value_bytes{payload} \
