@@ -154,12 +154,12 @@ impl Prepared {
     pub async fn new(settings: &Settings, plan: &Plan) -> Result<Self, ServiceError> {
         let source = KafkaSource::connect(&settings.kafka, &plan.sources).await?;
         let store = crate::stores::open(settings, &settings.pipeline.name).await?;
-        // A slip in a topic's name must not tie the pipeline's name to it.
-        if let Ok(Err(error)) = tokio::time::timeout(TOPICS, source.partitions()).await {
+        let begun = !store.known_partitions().await?.is_empty();
+        // A slip in a topic's name must not tie the pipeline's name to it. One that goes on is not held up by Kafka.
+        if !begun && let Ok(Err(error)) = tokio::time::timeout(TOPICS, source.partitions()).await {
             return Err(ServiceError::Topics(error));
         }
         let shards = define(settings, plan, store.as_ref()).await?;
-        let begun = !store.known_partitions().await?.is_empty();
         Ok(Self { source, store, shards, begun })
     }
 

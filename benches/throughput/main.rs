@@ -1,10 +1,13 @@
-//! How fast the service is, as a ratio to what librdkafka itself reads of the same topic on the same machine, in one run.
+//! How fast the service is, as a ratio to what librdkafka itself reads of the same topic on the same machine, in one run;
+//! how long a record takes to its visible result; and how long the service takes to work again after a crash.
 //!
-//! Started by `benches/run`, which brings a real Kafka and a real Cassandra. Writes a table in Markdown to standard output.
+//! Started by `benches/run`, which brings a real Kafka and a real Cassandra. Writes tables in Markdown to standard output.
 
 #![allow(clippy::unwrap_used, unreachable_pub)]
 
+mod latency;
 mod process;
+mod recovery;
 mod service;
 mod topics;
 mod yardstick;
@@ -17,17 +20,44 @@ use topics::Topic;
 
 const USUAL: u64 = 50_000_000;
 
-const Q0: (&str, &str) =
-    ("user_id VARCHAR, item VARCHAR, qty BIGINT", "SELECT user_id, item, qty FROM t WHERE qty >= 3");
-const Q1: (&str, &str) = (
-    "user_id VARCHAR, n BIGINT, total DOUBLE, mean DOUBLE",
-    "SELECT user_id, count(*), sum(amount), avg(amount) FROM t GROUP BY user_id",
-);
+/// A query, and what it needs.
+#[derive(Clone, Copy)]
+struct Query {
+    name: &'static str,
+    /// The options of its source.
+    source: &'static str,
+    /// The columns of its result.
+    columns: &'static str,
+    sql: &'static str,
+}
 
-const Q2: (&str, &str) = (
-    "start TIMESTAMP, item VARCHAR, n BIGINT, total DOUBLE",
-    "SELECT window.start, item, count(*), sum(amount) FROM t GROUP BY window(ts, '1 minute'), item",
-);
+const Q0: Query = Query {
+    name: "Q0",
+    source: "",
+    columns: "user_id VARCHAR, item VARCHAR, qty BIGINT",
+    sql: "SELECT user_id, item, qty FROM t WHERE qty >= 3",
+};
+
+const Q1: Query = Query {
+    name: "Q1",
+    source: "",
+    columns: "user_id VARCHAR, n BIGINT, total DOUBLE, mean DOUBLE",
+    sql: "SELECT user_id, count(*), sum(amount), avg(amount) FROM t GROUP BY user_id",
+};
+
+const Q2: Query = Query {
+    name: "Q2",
+    source: "OPTIONS ('watermark.column' 'ts', 'watermark.delay' '10 seconds')",
+    columns: "start TIMESTAMP, item VARCHAR, n BIGINT, total DOUBLE",
+    sql: "SELECT window.start, item, count(*), sum(amount) FROM t GROUP BY window(ts, '1 minute'), item",
+};
+
+/// Sliding windows.
+const Q3: Query = Query {
+    name: "Q3",
+    sql: "SELECT window.start, item, count(*), sum(amount) FROM t GROUP BY window(ts, '10 minutes', '1 minute'), item",
+    ..Q2
+};
 
 /// Where offsets and state are kept.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -38,39 +68,98 @@ enum Checkpoints {
     Never,
 }
 
+/// Where results go.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Into {
+    Blackhole,
+    Cassandra,
+}
+
+/// What is measured of a topic.
+#[derive(Clone, Copy)]
+struct Case {
+    query: Query,
+    checkpoints: Checkpoints,
+    into: Into,
+}
+
+impl Case {
+    const ALL: [Self; 8] = [
+        Self::new(Q0, Checkpoints::EverySecond),
+        Self::new(Q0, Checkpoints::Never),
+        Self::new(Q1, Checkpoints::EverySecond),
+        Self::new(Q1, Checkpoints::Never),
+        Self::new(Q2, Checkpoints::EverySecond),
+        Self::new(Q2, Checkpoints::Never),
+        Self::new(Q3, Checkpoints::EverySecond),
+        Self { into: Into::Cassandra, ..Self::new(Q1, Checkpoints::EverySecond) },
+    ];
+
+    const fn new(query: Query, checkpoints: Checkpoints) -> Self {
+        Self { query, checkpoints, into: Into::Blackhole }
+    }
+
+    fn title(&self) -> String {
+        let checkpoints = match self.checkpoints {
+            Checkpoints::EverySecond => "a checkpoint every second",
+            Checkpoints::Never => "no checkpoint",
+        };
+        let into = match self.into {
+            Into::Blackhole => "",
+            Into::Cassandra => " into a Cassandra table",
+        };
+        format!("{}{into}, {checkpoints}", self.query.name)
+    }
+}
+
 struct Bench {
     kafka: String,
     cassandra: String,
     records: u64,
     runs: usize,
+    /// What was asked for, by name.
     only: Vec<String>,
+    /// The queries that were asked for; none: all.
+    queries: Vec<String>,
 }
 
 fn main() {
     let bench = Bench::from_arguments();
     let wanted = || topics::ALL.iter().filter(|topic| bench.wants(topic.name));
-    assert!(wanted().next().is_some(), "no such topic");
+    assert!(
+        wanted().next().is_some() || bench.wants("latency") || bench.wants("recovery"),
+        "there is nothing of that name to measure"
+    );
     wanted().for_each(|topic| topic.prepare(&bench.kafka, bench.records));
-    println!("| topic | what | records/s | of the yardstick | CPU-s a million | peak MB | checkpoints: ms, kB |");
-    println!("|---|---|---|---|---|---|---|");
+    if wanted().next().is_some() {
+        println!("| topic | what | records/s | of the yardstick | CPU-s a million | peak MB | checkpoints: ms, kB |");
+        println!("|---|---|---|---|---|---|---|");
+    }
     wanted().for_each(|topic| bench.topic(topic));
+    if bench.wants("latency") {
+        latency::measure(&bench);
+    }
+    if bench.wants("recovery") {
+        recovery::measure(&bench);
+    }
 }
 
 impl Bench {
     fn from_arguments() -> Self {
         let variable =
             |name: &str| std::env::var(name).unwrap_or_else(|_| panic!("{name} is not set: start benches/run"));
-        let (mut records, mut runs, mut only) = (USUAL, 3, Vec::new());
+        let (mut records, mut runs, mut only, mut queries) = (USUAL, 3, Vec::new(), Vec::new());
         let mut arguments = std::env::args().skip(1);
         while let Some(argument) = arguments.next() {
             let mut number = || arguments.next().and_then(|text| text.parse().ok()).expect("a number");
             match argument.as_str() {
                 "--records" => records = number(),
                 "--runs" => runs = number() as usize,
+                "--query" => queries.extend(arguments.next()),
                 name => only.push(name.to_owned()),
             }
         }
-        Self { kafka: variable("BENCH_KAFKA"), cassandra: variable("BENCH_CASSANDRA"), records, runs, only }
+        Self { kafka: variable("BENCH_KAFKA"), cassandra: variable("BENCH_CASSANDRA"), records, runs, only, queries }
     }
 
     fn wants(&self, topic: &str) -> bool {
@@ -80,20 +169,14 @@ impl Bench {
     /// Measures all of one topic, by turns, so that a machine that gets slower does so for all.
     fn topic(&self, topic: &Topic) {
         let mut yardsticks = Vec::new();
-        let cases = [
-            ("Q0, a checkpoint every second", Q0, Checkpoints::EverySecond),
-            ("Q0, no checkpoint", Q0, Checkpoints::Never),
-            ("Q1, a checkpoint every second", Q1, Checkpoints::EverySecond),
-            ("Q1, no checkpoint", Q1, Checkpoints::Never),
-            ("Q2, a checkpoint every second", Q2, Checkpoints::EverySecond),
-            ("Q2, no checkpoint", Q2, Checkpoints::Never),
-        ];
+        let asked = |case: &Case| self.queries.is_empty() || self.queries.iter().any(|name| name == case.query.name);
+        let cases: Vec<Case> = Case::ALL.into_iter().filter(asked).collect();
         let mut found: Vec<Vec<Run>> = vec![Vec::new(); cases.len()];
         for round in 0..self.runs {
             yardsticks.push(yardstick::read(&self.kafka, topic, self.records));
-            for (number, (what, query, checkpoints)) in cases.iter().enumerate() {
-                eprintln!("{}: {what}, run {round}", topic.name);
-                let mut service = Service::start(&self.settings(topic, *query, *checkpoints));
+            for (number, case) in cases.iter().enumerate() {
+                eprintln!("{}: {}, run {round}", topic.name, case.title());
+                let mut service = Service::start(&self.settings(topic, case));
                 found[number].push(service.read(topic.records(self.records)));
                 service.kill();
             }
@@ -101,11 +184,12 @@ impl Bench {
         let limit = median(&mut yardsticks.clone(), Usage::rate);
         let cpu = median(&mut yardsticks.clone(), Usage::cpu_a_million);
         println!("| {} | librdkafka, just counted | {} | 100 % | {cpu:.2} | | |", topic.name, millions(limit));
-        for ((what, _, _), runs) in cases.iter().zip(&mut found) {
+        for (case, runs) in cases.iter().zip(&mut found) {
             let rate = median(runs, |run| run.usage.rate());
             println!(
-                "| {} | {what} | {} | {:.0} % | {:.2} | {:.0} | {} |",
+                "| {} | {} | {} | {:.0} % | {:.2} | {:.0} | {} |",
                 topic.name,
+                case.title(),
                 millions(rate),
                 rate / limit * 100.0,
                 median(runs, |run| run.usage.cpu_a_million()),
@@ -122,30 +206,43 @@ impl Bench {
         }
     }
 
-    fn settings(&self, topic: &Topic, query: (&str, &str), checkpoints: Checkpoints) -> Vec<(&'static str, String)> {
+    fn settings(&self, topic: &Topic, case: &Case) -> Vec<(&'static str, String)> {
+        let name = uuid::Uuid::new_v4().simple();
+        let (query, into) = match case.into {
+            Into::Blackhole => (case.query.columns.to_owned(), "blackhole://".to_owned()),
+            Into::Cassandra => {
+                (format!("{}, PRIMARY KEY (user_id)", case.query.columns), format!("cassandra://bench/result_{name}"))
+            }
+        };
         let sql = format!(
             "CREATE EXTERNAL TABLE t (user_id VARCHAR, item VARCHAR, amount DOUBLE, qty BIGINT, ts TIMESTAMP)
-               STORED AS JSON LOCATION 'kafka://{}'
-               OPTIONS ('watermark.column' 'ts', 'watermark.delay' '10 seconds');
-             CREATE EXTERNAL TABLE result ({}) STORED AS CQL LOCATION 'blackhole://';
+               STORED AS JSON LOCATION 'kafka://{}' {};
+             CREATE EXTERNAL TABLE result ({query}) STORED AS CQL LOCATION '{into}';
              INSERT INTO result {}",
             topic.full_name(self.records),
-            query.0,
-            query.1
+            case.query.source,
+            case.query.sql
         );
-        let interval = match checkpoints {
+        let interval = match case.checkpoints {
             Checkpoints::EverySecond => Duration::from_secs(1),
             Checkpoints::Never => Duration::from_secs(86_400),
         };
+        let mut settings = self.service(&format!("bench-{name}"), sql, interval);
+        settings.push(("CHECKPOINT__QUIET_INTERVAL", format!("{}s", interval.as_secs() * 3)));
+        settings
+    }
+
+    /// The settings of a service that runs these statements, all else as it is by default.
+    fn service(&self, pipeline: &str, sql: String, interval: Duration) -> Vec<(&'static str, String)> {
         vec![
-            ("PIPELINE__NAME", format!("bench-{}", uuid::Uuid::new_v4())),
+            ("PIPELINE__NAME", pipeline.to_owned()),
             ("PIPELINE__SQL", sql),
+            ("INSTANCE__ID", "bench".to_owned()),
             ("KAFKA__BOOTSTRAP_SERVERS", self.kafka.clone()),
             ("STORE__KIND", "cassandra".to_owned()),
             ("CASSANDRA__NODES", self.cassandra.clone()),
             ("CASSANDRA__KEYSPACE", "bench".to_owned()),
-            ("CHECKPOINT__INTERVAL", format!("{}s", interval.as_secs())),
-            ("CHECKPOINT__QUIET_INTERVAL", format!("{}s", interval.as_secs() * 3)),
+            ("CHECKPOINT__INTERVAL", format!("{}ms", interval.as_millis())),
         ]
     }
 }

@@ -1,5 +1,8 @@
 //! The topics that are read: filled once with records that are the same in every run, and kept from run to run.
 
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use rdkafka::ClientConfig;
@@ -24,7 +27,8 @@ pub struct Topic {
     pub part: u64,
 }
 
-const LZ4: Topic =
+/// What all others differ from.
+pub const LZ4: Topic =
     Topic { name: "lz4", partitions: 4, compression: "lz4", users: 100_000, hot: false, padding: 0, part: 1 };
 
 /// All that can be asked for.
@@ -36,6 +40,14 @@ pub const ALL: [Topic; 6] = [
     Topic { name: "keys-5m", users: 5_000_000, ..LZ4 },
     Topic { name: "hot", hot: true, ..LZ4 },
 ];
+
+/// Makes a topic.
+pub fn create(servers: &str, name: &str, partitions: i32) {
+    let admin: AdminClient<DefaultClientContext> =
+        ClientConfig::new().set("bootstrap.servers", servers).create().expect("a client");
+    let new = NewTopic::new(name, partitions, TopicReplication::Fixed(1));
+    futures::executor::block_on(admin.create_topics([&new], &AdminOptions::new())).expect("the topic is made");
+}
 
 impl Topic {
     pub fn records(&self, usual: u64) -> u64 {
@@ -61,15 +73,13 @@ impl Topic {
             assert_eq!(found, records, "the topic {name} is there, but not whole: delete it and start again");
             return;
         }
-        let admin: AdminClient<DefaultClientContext> =
-            ClientConfig::new().set("bootstrap.servers", servers).create().expect("a client");
-        let new = NewTopic::new(&name, self.partitions, TopicReplication::Fixed(1));
-        futures::executor::block_on(admin.create_topics([&new], &AdminOptions::new())).expect("the topic is made");
+        create(servers, &name, self.partitions);
         self.fill(servers, &name, records);
         assert_eq!(ends(), records, "the topic {name} is whole");
     }
 
-    fn fill(&self, servers: &str, name: &str, records: u64) {
+    /// Fills a topic.
+    pub fn fill(&self, servers: &str, name: &str, records: u64) {
         let producer: ThreadedProducer<DefaultProducerContext> = ClientConfig::new()
             .set("bootstrap.servers", servers)
             .set("compression.type", self.compression)
@@ -97,7 +107,7 @@ impl Topic {
             use std::fmt::Write as _;
             let _ = write!(
                 value,
-                r#"{{"user_id":"user-{user:07}","item":"item-{item:03}","amount":{}.{:02},"qty":{qty},"ts":"2026-01-01T{hour:02}:{minute:02}:{second:02}.{milli:03}Z"{}{padding}{}}}"#,
+                r#"{{"user_id":"user-{user:013}","item":"item-{item:06}","amount":{}.{:02},"qty":{qty},"ts":"2026-01-01T{hour:02}:{minute:02}:{second:02}.{milli:03}Z"{}{padding}{}}}"#,
                 cents / 100,
                 cents % 100,
                 if self.padding > 0 { ",\"note\":\"" } else { "" },
@@ -117,5 +127,51 @@ impl Topic {
         }
         producer.flush(Duration::from_secs(120)).expect("all is sent");
         eprintln!("filled {name}: {records} records of about {} bytes in {:?}", value.len(), begun.elapsed());
+    }
+}
+
+/// Records that come in at a steady rate until this is stopped.
+pub struct Trickle {
+    done: Arc<AtomicBool>,
+    thread: JoinHandle<()>,
+}
+
+impl Trickle {
+    /// Starts, with so many records a second, over the partitions by turns.
+    pub fn start(servers: &str, name: &str, partitions: i32, rate: u64) -> Self {
+        let producer: ThreadedProducer<DefaultProducerContext> = ClientConfig::new()
+            .set("bootstrap.servers", servers)
+            .set("compression.type", "lz4")
+            .set("linger.ms", "1")
+            .create()
+            .expect("a producer");
+        let (name, done) = (name.to_owned(), Arc::new(AtomicBool::new(false)));
+        let told = Arc::clone(&done);
+        let thread = std::thread::spawn(move || {
+            let (begun, mut sent) = (Instant::now(), 0);
+            while !told.load(Ordering::Relaxed) {
+                let due = begun.elapsed().as_millis() as u64 * rate / 1000;
+                for number in sent..due {
+                    let value = format!(
+                        r#"{{"user_id":"user-{:013}","item":"item-{:06}","amount":12.34,"qty":3,"ts":"2026-01-01T02:00:00.000Z"}}"#,
+                        number % 100_000,
+                        number % 1_000
+                    );
+                    let record = BaseRecord::<[u8], [u8]>::to(&name)
+                        .partition((number % partitions as u64) as i32)
+                        .payload(value.as_bytes());
+                    producer.send(record).map_err(|(error, _)| error).expect("the queue holds many seconds");
+                }
+                sent = due;
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            producer.flush(Duration::from_secs(30)).expect("all is sent");
+        });
+        Self { done, thread }
+    }
+
+    pub fn stop(self) {
+        self.done.store(true, Ordering::Relaxed);
+        self.thread.join().expect("the producer");
     }
 }

@@ -246,16 +246,19 @@ struct Budget {
     fetch_bytes: usize,
 }
 
-/// What one partition may hold in librdkafka. Its limit counts for each partition, and is only looked at before a fetch,
-/// so one fetch more comes on top.
+/// What one partition may hold in librdkafka. Its limits count for each partition, and are only looked at before a fetch,
+/// so one fetch more comes on top: of compressed bytes, while what librdkafka keeps is the records, each with an overhead
+/// of its own. A fetch of small records that compress well takes many times its size.
 fn fetch_budget(memory: usize, partitions: usize) -> Budget {
-    const LEAST: usize = 64 << 10;
+    const LEAST: usize = 32 << 10;
     const LARGEST_FETCH: usize = 1 << 20;
     const LARGEST_QUEUE: usize = 2_097_151;
     // What librdkafka keeps for a small record beside its payload is several times the payload, and counts nowhere.
     const RECORD: usize = 800;
+    // What is fetched grows so much when it is unpacked, for records of some hundred bytes.
+    const UNPACKED: usize = 16;
     let share = memory / partitions.max(1);
-    let fetch_bytes = (share / 2).clamp(LEAST, LARGEST_FETCH);
+    let fetch_bytes = (share / UNPACKED).clamp(LEAST, LARGEST_FETCH);
     let queued = share.saturating_sub(fetch_bytes).max(LEAST);
     Budget {
         queued_kbytes: (queued / 1000).min(LARGEST_QUEUE),
@@ -399,6 +402,6 @@ mod tests {
             assert!(total(partitions) > 60 << 20, "{partitions}: {}", total(partitions));
         }
         assert_eq!(fetch_budget(64 << 20, 0), fetch_budget(64 << 20, 1));
-        assert_eq!(fetch_budget(1, 1_000), Budget { queued_kbytes: 65, queued_messages: 500, fetch_bytes: 64 << 10 });
+        assert_eq!(fetch_budget(1, 1_000), Budget { queued_kbytes: 32, queued_messages: 500, fetch_bytes: 32 << 10 });
     }
 }

@@ -134,6 +134,17 @@ impl Aggregation {
         Ok(States { calls: self.calls.clone(), accumulators })
     }
 
+    /// Whether it costs little to make each row by itself into a partial aggregate. Of most other functions the state of a
+    /// row is a list of its own, and DataFusion 55.2 cannot do it for `percentile_cont`.
+    pub(super) fn single_rows(&self) -> bool {
+        let plain = |call: &Call| {
+            let function = &call.function;
+            let known = matches!(function.fun().name(), "count" | "sum" | "avg" | "min" | "max");
+            known && !function.is_distinct() && function.groups_accumulator_supported()
+        };
+        !self.keys.fields().is_empty() && self.calls.iter().all(plain)
+    }
+
     /// The state columns of a partial aggregate, without its keys.
     pub(super) fn state_columns<'a>(&self, partial: &'a RecordBatch) -> &'a [ArrayRef] {
         &partial.columns()[self.key_columns()..]
@@ -236,6 +247,19 @@ impl States {
         Ok(())
     }
 
+    /// The state columns of every row by itself.
+    fn single(&self, rows: &RecordBatch, schema: &Schema) -> Result<Vec<ArrayRef>, DataFusionError> {
+        let mut columns = Vec::new();
+        for (call, accumulator) in self.calls.iter().zip(&self.accumulators) {
+            let arguments = &rows.columns()[call.arguments.clone()];
+            let filter = call.filter.map(|column| rows.column(column).as_boolean());
+            for (part, field) in accumulator.convert_to_state(arguments, filter)?.into_iter().zip(call.state.clone()) {
+                columns.push(conform(part, schema.field(field).data_type())?);
+            }
+        }
+        Ok(columns)
+    }
+
     /// Adds the state columns of partial aggregates.
     pub(super) fn merge(
         &mut self,
@@ -302,6 +326,16 @@ impl Groups {
         self.keys.intern(keys, rows.num_rows(), &mut self.numbers)?;
         self.states.update(rows, &self.numbers, self.keys.len())?;
         Ok(&self.numbers)
+    }
+
+    /// Every prepared row as a partial aggregate of its own. No group is added.
+    pub(super) fn single(&self, aggregation: &Aggregation, rows: &RecordBatch) -> Result<RecordBatch, DataFusionError> {
+        let mut columns = Vec::with_capacity(aggregation.partial.fields().len());
+        for (key, field) in rows.columns().iter().zip(aggregation.keys.fields()) {
+            columns.push(conform(canonical(key), field.data_type())?);
+        }
+        columns.extend(self.states.single(rows, &aggregation.partial)?);
+        batch_of(&aggregation.partial, columns, rows.num_rows())
     }
 
     /// Adds partial aggregates.

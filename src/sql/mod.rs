@@ -17,6 +17,7 @@ mod modes;
 mod notices;
 mod operator;
 mod options;
+mod partial;
 mod passthrough;
 mod pipeline;
 mod plan;

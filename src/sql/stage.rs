@@ -14,13 +14,14 @@ use datafusion::physical_expr::PhysicalExpr;
 use strandline_actors::ports::{SourceStage, StageError, StageInput, StageOutput, raw};
 use strandline_actors::position::SourcePartition;
 
-use super::aggregation::{Aggregation, Groups};
+use super::aggregation::Aggregation;
 use super::bisect::{Evaluated, evaluate};
 use super::decode::{Decoder, Decoding};
 use super::lanes::{Bad, Lanes, offsets};
 use super::metadata::Metadata;
 use super::notices::Notices;
 use super::options::{BadRecords, NullValue};
+use super::partial::Partial;
 use super::pipeline::{Passed, Pipeline, batch_of, conform};
 use super::routing::{KeyEncoder, by_offset, canonical};
 use super::windows::Window;
@@ -91,7 +92,7 @@ pub(super) struct BatchStage {
 struct Tools {
     decoder: Decoder,
     encoder: Option<KeyEncoder>,
-    groups: Option<Groups>,
+    partial: Option<Partial>,
     /// If rows are grouped by sessions.
     sessions: Option<sessions::Keys>,
     lateness: Notices,
@@ -134,11 +135,13 @@ impl Tools {
             Route::Key(_, schema) => Some(KeyEncoder::new(schema).map_err(|e| e.to_string())?),
             Route::Offset => None,
         };
-        let groups = match &plan.route {
+        let partial = match &plan.route {
             Route::Group(aggregation) => {
-                let sliding = plan.window.as_ref().and_then(|window| window.sliding.as_ref());
+                let window = plan.window.as_ref();
+                let sliding = window.and_then(|window| window.sliding.as_ref());
+                let single = sliding.is_none() && !window.is_some_and(|windowed| windowed.window.is_session());
                 let aggregation = sliding.map_or(aggregation, |sliding| &sliding.shared);
-                Some(aggregation.groups().map_err(|e| e.to_string())?)
+                Some(Partial::new(aggregation, single).map_err(|e| e.to_string())?)
             }
             _ => None,
         };
@@ -149,7 +152,7 @@ impl Tools {
             _ => None,
         };
         let (lateness, ahead) = (Notices::default(), Notices::default());
-        Ok(Self { decoder: plan.decoding.decoder()?, encoder, groups, sessions, lateness, ahead })
+        Ok(Self { decoder: plan.decoding.decoder()?, encoder, partial, sessions, lateness, ahead })
     }
 }
 
@@ -464,7 +467,7 @@ impl Tools {
         if rows.num_rows() == 0 {
             return Ok(());
         }
-        let (Route::Group(aggregation), Some(groups), Some(encoder)) = (&plan.route, &mut self.groups, &self.encoder)
+        let (Route::Group(aggregation), Some(partial), Some(encoder)) = (&plan.route, &mut self.partial, &self.encoder)
         else {
             let shards = match routed {
                 Some(shards) => shards,
@@ -477,10 +480,7 @@ impl Tools {
             rows = sessions.gather(&rows).map_err(failed)?;
         }
         let shared = sliding.map_or(aggregation, |sliding| &sliding.shared);
-        let numbers = groups.update(shared, &rows).map_err(failed)?;
-        let mut sizes = vec![0_u64; numbers.iter().max().map_or(0, |last| last + 1)];
-        numbers.iter().for_each(|number| sizes[*number] += 1);
-        let partial = groups.take(shared).map_err(failed)?;
+        let (partial, sizes) = partial.aggregate(shared, &rows).map_err(failed)?;
         let keys: Vec<_> =
             plan.routed(aggregation).into_iter().map(|column| Arc::clone(partial.column(column))).collect();
         let shards = encoder.shards(&keys, partial.num_rows(), shards).map_err(failed)?;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
 use std::os::unix::process::ExitStatusExt;
-use std::process::{Child, Command, ExitStatus, Stdio};
+use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
@@ -105,6 +105,15 @@ impl Stand {
         Service::start(command)
     }
 
+    /// Starts the service with a console that somebody reads.
+    pub(crate) fn start_with_console(&self, sql: &str) -> (Service, ChildStdout) {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_strandline"));
+        command.arg("run").envs(self.environment(sql)).stdout(Stdio::piped());
+        let mut service = Service::start(command);
+        let console = service.child.stdout.take().unwrap();
+        (service, console)
+    }
+
     /// What `check --connect` says of these statements.
     pub(crate) fn check(&self, sql: &str) -> String {
         let mut command = Command::new(env!("CARGO_BIN_EXE_strandline"));
@@ -166,6 +175,11 @@ impl Service {
             }
         });
         Self { child, said, reader: Some(reader) }
+    }
+
+    /// Its process.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// What it has said on standard error.
