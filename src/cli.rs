@@ -10,6 +10,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand};
+use strandline_actors::ports::StoreError;
 
 use crate::cassandra::CassandraError;
 use crate::demo::{self, DemoArguments};
@@ -160,6 +161,7 @@ impl From<ServiceError> for Failure {
             ServiceError::Sink(error) => error.into(),
             ServiceError::Store(OpenError::Connection(error)) => error.into(),
             ServiceError::Store(error) => Self::failed(error),
+            ServiceError::Refused(StoreError::Newer(_)) => Self::usage(error),
             ServiceError::Refused(_) => Self::failed(error),
             error => Self::usage(error),
         }

@@ -160,6 +160,12 @@ impl Prepared {
             return Err(ServiceError::Topics(error));
         }
         let shards = define(settings, plan, store.as_ref()).await?;
+        for shard in 0..shards {
+            // What else may be wrong with a pointer is found when its shard is claimed, and stops that shard alone.
+            if let Err(error @ StoreError::Newer(_)) = store.read_pointer(shard).await {
+                return Err(error.into());
+            }
+        }
         Ok(Self { source, store, shards, begun })
     }
 

@@ -320,6 +320,8 @@ impl From<StoreError> for Cause {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::Unavailable(what) => Self::Failed(what),
+            // Only a later process can have written it.
+            StoreError::Newer(what) => Self::Fenced(what),
             StoreError::Corrupt(what) | StoreError::Fatal(what) => Self::Halt(what),
         }
     }
@@ -461,19 +463,42 @@ pub(crate) async fn read_segment(
     })
 }
 
-/// Goes back to the newest kept state, at a higher epoch: only if the sink's rows replace each other and Kafka still has
-/// every record from there on. Otherwise the shard halts: nothing is lost silently.
+/// Goes back to the newest kept state that can be read, at a higher epoch: only if the sink's rows replace each other and
+/// Kafka still has every record from there on. Otherwise the shard halts, and its pointer stays as it is, so that a segment
+/// that is restored mends it: nothing is lost silently.
 async fn fall_back(env: &Env, current: &Pointer, why: &str) -> Result<Pointer, Cause> {
     let shard = current.shard;
-    let refuse = |what: &str| Cause::Halt(format!("{why}; going back to an earlier state is not possible: {what}"));
-    let mut kept = current.kept.iter().cloned();
-    let Some(earlier) = kept.next() else { return Err(refuse("none is kept")) };
+    let refuse = |what: &str| {
+        Cause::Halt(format!(
+            "{why}; going back to an earlier state is not possible: {what}. Restore what is damaged from a backup of the \
+             store, or compute everything anew under another STRANDLINE_PIPELINE__NAME"
+        ))
+    };
+    if current.kept.is_empty() {
+        return Err(refuse("none is kept"));
+    }
     if !env.pipeline.sink.replaces() {
         return Err(refuse("the sink would show rows twice"));
     }
     if env.pipeline.query.retracts() {
         return Err(refuse("the query removes rows from the sink, and which it holds by now is not known"));
     }
+    let mut readable = None;
+    for (number, kept) in current.kept.iter().enumerate() {
+        match check(env, current.base(), &kept.state).await {
+            Ok(()) => {
+                readable = Some((kept.clone(), current.kept[number + 1..].to_vec()));
+                break;
+            }
+            Err(Unreadable::Corrupt(why)) => {
+                tracing::error!(shard, epoch = %kept.epoch, "this earlier state is damaged as well: {why}");
+            }
+            Err(Unreadable::Other(cause)) => return Err(cause),
+        }
+    }
+    let Some((earlier, kept)) = readable else {
+        return Err(refuse("those that are kept need what is damaged, too"));
+    };
     let source = &env.pipeline.source;
     let partitions = source.partitions().await.map_err(Cause::from)?;
     for key in current.content.vector.0.keys() {
@@ -506,14 +531,19 @@ async fn fall_back(env: &Env, current: &Pointer, why: &str) -> Result<Pointer, C
         ..current.content.clone()
     };
     let attempt = Attempt::fresh();
-    let mut next =
-        Pointer { shard, epoch, attempt, generation: env.generation, timestamp, content, kept: kept.collect() };
+    let mut next = Pointer { shard, epoch, attempt, generation: env.generation, timestamp, content, kept };
     next.content.garbage = garbage(current, &next, &HashSet::new());
     match move_pointer(env, Some(current), &next).await? {
         Verdict::Done => Ok(next),
         Verdict::StepDown => Err(fenced(env, shard)),
         Verdict::Reload | Verdict::Repeat => Err(Cause::Failed(format!("shard {shard} was moved meanwhile"))),
     }
+}
+
+/// Whether segments that the pointer `base` lists can all be read.
+async fn check(env: &Env, base: Base, segments: &[SegmentRef]) -> Result<(), Unreadable> {
+    let reads = segments.iter().map(|reference| async move { read_segment(env, base, reference).await.map(drop) });
+    stream::iter(reads).buffer_unordered(IN_FLIGHT).try_collect().await
 }
 
 /// Delivers the output of a pointer until the sink has it.

@@ -6,6 +6,9 @@
 //! pipeline, if the owner let go of it, or if it carries the owner's own name. Otherwise it is a standby until the counter
 //! stood still for long enough by its own monotonic clock. No clock of another machine is ever compared, and a wrong
 //! guess costs a restart, no record.
+//!
+//! Of several that see the same silence one is the first to take the generation after the one they know of; the others go
+//! on being standbys.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicI64, Ordering};
@@ -14,14 +17,16 @@ use std::time::Duration;
 use tokio::time::{Instant, MissedTickBehavior, sleep, timeout};
 
 use crate::board::{ActorId, Board};
-use crate::env::Pipeline;
+use crate::env::{Pipeline, patiently};
 use crate::pointer::Generation;
-use crate::ports::{Heartbeat, StateStore, StoreError};
+use crate::ports::{Heartbeat, StateStore, StoreError, Taken};
 
 /// How often the counter is bumped, and looked at, within the time after which somebody takes over.
 const BEATS: u32 = 8;
 /// The longest time between two beats, for those who wait less long than this process would.
 const SLOWEST: Duration = Duration::from_millis(250);
+/// The name of an owner that has not beaten yet.
+const UNKNOWN: &str = "(not known yet)";
 /// How long letting go of the pipeline may take: at worst the next process waits.
 const RELEASE: Duration = Duration::from_secs(1);
 /// The first pause between two lines of the log of a standby, and the longest.
@@ -47,12 +52,15 @@ pub enum Turn {
 pub struct Watch {
     instance: String,
     takeover_after: Duration,
+    /// The generation that another process took first. Until it beats, it is an owner that nobody knows more of.
+    taken: Generation,
     seen: Option<Seen>,
 }
 
 #[derive(Debug)]
 struct Seen {
-    counter: (Generation, i64),
+    /// The latest generation that is known of, the latest that beats, and its beat.
+    counter: (Generation, Option<(Generation, i64)>),
     /// How long the counter is known to have stood still.
     stood: Duration,
     /// From when on it stands still without a break; none after a look that was not answered.
@@ -62,7 +70,7 @@ struct Seen {
 impl Watch {
     /// For an instance that has not looked yet.
     pub fn new(instance: &str, takeover_after: Duration) -> Self {
-        Self { instance: instance.to_owned(), takeover_after, seen: None }
+        Self { instance: instance.to_owned(), takeover_after, taken: Generation(0), seen: None }
     }
 
     /// How often to look.
@@ -72,14 +80,14 @@ impl Watch {
 
     /// Decides after a look that was asked for and answered at these moments.
     pub fn look(&mut self, asked: Instant, answered: Instant, found: Option<&Heartbeat>) -> Turn {
-        let Some(found) = found else { return Turn::Free };
-        if found.released {
-            return Turn::Released;
+        let known = self.known(found);
+        match found {
+            None if known == Generation(0) => return Turn::Free,
+            Some(owner) if owner.generation == known && owner.released => return Turn::Released,
+            Some(owner) if owner.generation == known && owner.instance == self.instance => return Turn::Mine,
+            _ => {}
         }
-        if found.instance == self.instance {
-            return Turn::Mine;
-        }
-        let counter = (found.generation, found.beat);
+        let counter = (known, found.map(|found| (found.generation, found.beat)));
         // A look that comes late counts as one in time: it may have been both processes that slept.
         let most = self.pause() * 2;
         match &mut self.seen {
@@ -96,6 +104,16 @@ impl Watch {
         }
     }
 
+    /// The latest generation that is known of; 0 if there is none.
+    fn known(&self, found: Option<&Heartbeat>) -> Generation {
+        found.map_or(self.taken, |found| found.generation.max(self.taken))
+    }
+
+    /// Another process was faster, and has taken this generation.
+    pub fn overtaken(&mut self, by: Generation) {
+        (self.taken, self.seen) = (by, None);
+    }
+
     /// A look was not answered: the counter has neither moved nor stood still.
     pub fn unanswered(&mut self) {
         if let Some(seen) = &mut self.seen {
@@ -104,13 +122,34 @@ impl Watch {
     }
 }
 
-/// Waits until this process may take a generation.
-pub(crate) async fn turn(pipeline: &Pipeline, board: &Board) -> Result<(), StoreError> {
-    let watch = Watch::new(&pipeline.instance, pipeline.tuning.takeover_after);
-    wait(watch, board, || pipeline.store.read_heartbeat()).await
+/// Waits until this process may take a generation, and takes it.
+pub(crate) async fn generation(pipeline: &Pipeline, board: &Board) -> Result<Generation, StoreError> {
+    let store = &pipeline.store;
+    let mut watch = Watch::new(&pipeline.instance, pipeline.tuning.takeover_after);
+    let what = "asking for a generation";
+    loop {
+        let Some(known) = wait(&mut watch, board, || store.read_heartbeat()).await? else {
+            return patiently(board, what, || store.next_generation()).await;
+        };
+        match patiently(board, what, || store.take_generation(known)).await? {
+            Taken::Mine(generation) => return Ok(generation),
+            Taken::Another(by) => {
+                // It is about to beat, or died before it could.
+                tracing::info!("standby: another process has taken generation {by}");
+                board.event(ActorId::Supervisor, format!("standby: another process has taken generation {by}"));
+                watch.overtaken(by);
+            }
+        }
+    }
 }
 
-async fn wait<F>(mut watch: Watch, board: &Board, mut read: impl FnMut() -> F) -> Result<(), StoreError>
+/// Waits until this process may take a generation: the one after the one that is answered, or just the next, since the last
+/// one was its own.
+async fn wait<F>(
+    watch: &mut Watch,
+    board: &Board,
+    mut read: impl FnMut() -> F,
+) -> Result<Option<Generation>, StoreError>
 where
     F: Future<Output = Result<Option<Heartbeat>, StoreError>>,
 {
@@ -137,7 +176,13 @@ where
             Err(error) => return Err(error),
         };
         let turn = watch.look(asked, Instant::now(), found.as_ref());
-        let Some(owner) = found else { return Ok(()) };
+        let latest = watch.known(found.as_ref());
+        let owner = found.filter(|found| found.generation == latest).unwrap_or_else(|| Heartbeat {
+            generation: latest,
+            instance: UNKNOWN.to_owned(),
+            beat: 0,
+            released: false,
+        });
         let Heartbeat { generation, instance, .. } = &owner;
         match turn {
             Turn::Wait => {
@@ -165,13 +210,13 @@ where
                 );
                 tracing::warn!("{what}");
                 board.event(ActorId::Supervisor, what);
-                return Ok(());
+                return Ok(Some(latest));
             }
             Turn::Mine => {
                 tracing::info!("going on after generation {generation} of the same instance, {instance}");
-                return Ok(());
+                return Ok(None);
             }
-            Turn::Free | Turn::Released => return Ok(()),
+            Turn::Free | Turn::Released => return Ok(Some(latest)),
         }
     }
 }
@@ -276,6 +321,35 @@ mod tests {
     }
 
     #[test]
+    fn one_that_was_overtaken_waits_for_whoever_was_faster() {
+        let mut looks = Looks::new();
+        for look in 0..8 {
+            assert_eq!(looks.look(look * 250, look * 250, 7), Turn::Wait, "{look}");
+        }
+        assert_eq!(looks.look(2_000, 2_000, 7), Turn::StoodStill);
+        // Another has taken generation 5, and has not beaten yet; the old heartbeat means nothing any more, whoever's it is.
+        looks.0.overtaken(Generation(5));
+        for (instance, released) in [("a", false), ("a", true), ("b", false)] {
+            let old = Heartbeat { released, ..heartbeat(4, instance, 7) };
+            assert_eq!(looks.0.look(looks.1, looks.1, Some(&old)), Turn::Wait);
+        }
+        for look in 8..16 {
+            assert_eq!(looks.look(look * 250, look * 250, 7), Turn::Wait, "{look}");
+        }
+        // It never did: it died at once.
+        assert_eq!(looks.look(4_000, 4_000, 7), Turn::StoodStill);
+        assert_eq!(looks.0.known(Some(&heartbeat(4, "a", 7))), Generation(5));
+        // Or it does, and is an owner like others.
+        let found = Heartbeat { released: true, ..heartbeat(5, "c", 1) };
+        assert_eq!(looks.0.look(looks.1, looks.1, Some(&found)), Turn::Released);
+        // So it is where nobody has ever beaten.
+        let mut watch = watch();
+        watch.overtaken(Generation(1));
+        let now = Instant::now();
+        assert_eq!(watch.look(now, now, None), Turn::Wait);
+    }
+
+    #[test]
     fn a_counter_that_stands_still_is_left_to_the_next() {
         let mut looks = Looks::new();
         for look in 0..8 {
@@ -348,8 +422,8 @@ mod tests {
         heartbeat: impl Fn(Duration) -> Result<Option<Heartbeat>, StoreError>,
     ) -> (Duration, Result<(), StoreError>) {
         let begun = Instant::now();
-        let done = wait(watch(), board, || std::future::ready(heartbeat(begun.elapsed()))).await;
-        (begun.elapsed(), done)
+        let done = wait(&mut watch(), board, || std::future::ready(heartbeat(begun.elapsed()))).await;
+        (begun.elapsed(), done.map(drop))
     }
 
     fn alive(time: Duration) -> Result<Option<Heartbeat>, StoreError> {

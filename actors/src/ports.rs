@@ -286,6 +286,9 @@ pub enum StoreError {
     /// The store holds something that cannot be right.
     #[error("{0}")]
     Corrupt(String),
+    /// The store holds something that a newer version of this program has written, and that this one cannot read.
+    #[error("{0}")]
+    Newer(String),
     /// Refused for good: a missing table, a missing right.
     #[error("{0}")]
     Fatal(String),
@@ -298,6 +301,15 @@ pub enum Moved {
     Applied,
     /// The condition did not hold; this is the pointer as it is.
     Refused(Option<Box<Pointer>>),
+}
+
+/// What became of a wish for the next generation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Taken {
+    /// It is this one.
+    Mine(Generation),
+    /// Somebody was faster; this is the latest that was taken.
+    Another(Generation),
 }
 
 /// What is fixed when a pipeline first starts.
@@ -357,6 +369,10 @@ pub trait StateStore: Send + Sync {
 
     /// A number that no process of this pipeline had before, higher than all earlier ones.
     async fn next_generation(&self) -> Result<Generation, StoreError>;
+
+    /// The same, but only if no later generation than this one (0: none at all) was taken so far. An error means that it is
+    /// unknown whether one was taken; when asked again, the answer may be that it was another's.
+    async fn take_generation(&self, known: Generation) -> Result<Taken, StoreError>;
 
     /// The stored start of a partition.
     async fn start_offset(&self, key: &PartitionKey) -> Result<Option<Offset>, StoreError>;

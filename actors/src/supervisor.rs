@@ -482,7 +482,7 @@ impl Actor for Supervisor {
         let incarnation = self.shared.incarnation();
         self.show_started(ActorId::Supervisor, incarnation, Life::Starting);
         let shared = Arc::clone(&self.shared);
-        let generation = async move { next_generation(&shared).await };
+        let generation = async move { ownership::generation(&shared.pipeline, &shared.board).await };
         ctx.spawn(generation.into_actor(self).map(|generation, actor, ctx| match generation {
             Ok(generation) => {
                 actor.begin(ctx, generation);
@@ -492,11 +492,6 @@ impl Actor for Supervisor {
             Err(error) => actor.end(ctx, Cause::Halt(format!("the store refuses a new generation: {error}"))),
         }));
     }
-}
-
-async fn next_generation(shared: &Shared) -> Result<Generation, StoreError> {
-    ownership::turn(&shared.pipeline, &shared.board).await?;
-    patiently(&shared.board, "asking for a generation", || shared.pipeline.store.next_generation()).await
 }
 
 /// Looks for partitions again and again, and decides where each starts. Ends only when the first look already fails for

@@ -119,6 +119,9 @@ impl Signals {
     /// Listens from now on. Needs a runtime.
     pub(crate) fn listen() -> Result<Self, Failure> {
         let listen = |kind| signal(kind).map_err(|error| Failure::failed(format!("signals cannot be heard: {error}")));
+        // A file that would outgrow the user's limit is a fault of the disk like others, which is waited for; unheard, this
+        // signal would end the process.
+        drop(listen(SignalKind::from_raw(libc::SIGXFSZ))?);
         Ok(Self { terminate: listen(SignalKind::terminate())?, interrupt: listen(SignalKind::interrupt())? })
     }
 

@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 use strandline_actors::clock::{HybridClock, SystemClock};
 use strandline_actors::pointer::{Attempt, Base, Content, Epoch, Generation, Kept, Pointer, SegmentKey, ShardId};
 use strandline_actors::ports::{
-    CrashNote, DeadLetter, Heartbeat, KafkaOffset, Moved, PipelineRow, StateStore, StoreError, WallClock,
+    CrashNote, DeadLetter, Heartbeat, KafkaOffset, Moved, PipelineRow, StateStore, StoreError, Taken, WallClock,
 };
 use strandline_actors::position::{Offset, PartitionKey, SourcePartition};
 use tokio::sync::{Mutex, Semaphore};
@@ -33,6 +33,7 @@ use uuid::Uuid;
 use crate::cassandra::{Failure, prepare_serial_read, quote};
 use crate::settings::CassandraSettings;
 use crate::stores::cassandra::statements::Statements;
+use crate::stores::format::{self, Unreadable};
 
 /// The size of a chunk: large enough to be fast, small enough for Cassandra to handle many at once.
 const CHUNK: usize = 256 << 10;
@@ -202,9 +203,9 @@ impl CassandraStore {
     }
 
     /// Raises the counter by one, unless another process does so at the same time.
-    async fn raise_generation(&self) -> Result<Option<Generation>, StoreError> {
+    async fn raise_generation(&self, last: Option<i64>) -> Result<Option<Generation>, StoreError> {
         let what = "raising the generation";
-        let (applied, next) = match self.generation().await? {
+        let (applied, next) = match last {
             None => {
                 let values = (&self.pipeline, 1_i64);
                 (self.conditional(what, &self.statements.insert_generation, values).await?, 1)
@@ -303,7 +304,11 @@ impl StateStore for CassandraStore {
     async fn next_generation(&self) -> Result<Generation, StoreError> {
         let mut tries = 1;
         loop {
-            match self.raise_generation().await {
+            let raised = match self.generation().await {
+                Ok(last) => self.raise_generation(last).await,
+                Err(error) => Err(error),
+            };
+            match raised {
                 Ok(Some(generation)) => return Ok(generation),
                 // Another process was faster.
                 Ok(None) => {}
@@ -315,6 +320,16 @@ impl StateStore for CassandraStore {
                 Err(error) => return Err(error),
             }
         }
+    }
+
+    async fn take_generation(&self, known: Generation) -> Result<Taken, StoreError> {
+        let last = self.generation().await?;
+        if last.unwrap_or_default() <= known.0
+            && let Some(generation) = self.raise_generation(last).await?
+        {
+            return Ok(Taken::Mine(generation));
+        }
+        Ok(Taken::Another(Generation(self.generation().await?.unwrap_or_default())))
     }
 
     async fn start_offset(&self, key: &PartitionKey) -> Result<Option<Offset>, StoreError> {
@@ -360,8 +375,14 @@ impl StateStore for CassandraStore {
         let Some((epoch, attempt, generation, timestamp, content, packed)) = row else {
             return Ok(None);
         };
-        let body = unpack(content, packed)
-            .map_err(|error| StoreError::Corrupt(format!("the pointer of shard {shard} at epoch {epoch}: {error}")))?;
+        let body = unpack(shard, content, packed).map_err(|error| match error {
+            Unreadable::Newer(why) => StoreError::Newer(why),
+            Unreadable::Wrong(why) => StoreError::Corrupt(format!(
+                "the pointer of shard {shard} at epoch {epoch}: {why}. Restore its row in {}.pointers from a backup, or \
+                 compute everything anew under another STRANDLINE_PIPELINE__NAME",
+                self.keyspace
+            )),
+        })?;
         Ok(Some(Pointer {
             shard,
             epoch: Epoch(epoch),
@@ -568,7 +589,7 @@ fn cut(bytes: &[u8]) -> &[u8] {
 /// The content of a pointer as its row keeps it: readable, or compressed when it is long.
 fn pack(pointer: &Pointer) -> Result<(Option<String>, Option<Vec<u8>>), StoreError> {
     let body = BodyRef { content: &pointer.content, kept: &pointer.kept };
-    let text = serde_json::to_string(&body)
+    let text = format::write(&body)
         .map_err(|error| StoreError::Fatal(format!("the pointer of shard {}: {error}", pointer.shard)))?;
     if text.len() <= READABLE {
         return Ok((Some(text), None));
@@ -588,12 +609,15 @@ fn pack(pointer: &Pointer) -> Result<(Option<String>, Option<Vec<u8>>), StoreErr
     Ok((None, Some(packed)))
 }
 
-fn unpack(content: Option<String>, packed: Option<Vec<u8>>) -> Result<Body, String> {
+fn unpack(shard: ShardId, content: Option<String>, packed: Option<Vec<u8>>) -> Result<Body, Unreadable> {
+    let wrong = |why: String| Unreadable::Wrong(why);
     let text = match (content, packed) {
         (Some(text), None) => text.into_bytes(),
-        (None, Some(packed)) => lz4_flex::decompress_size_prepended(&packed).map_err(|error| error.to_string())?,
-        (None, None) => return Err("it has no content".into()),
-        (Some(_), Some(_)) => return Err("it has two contents".into()),
+        (None, Some(packed)) => {
+            lz4_flex::decompress_size_prepended(&packed).map_err(|error| wrong(error.to_string()))?
+        }
+        (None, None) => return Err(wrong("it has no content".into())),
+        (Some(_), Some(_)) => return Err(wrong("it has two contents".into())),
     };
-    serde_json::from_slice(&text).map_err(|error| error.to_string())
+    format::read(shard, &text)
 }

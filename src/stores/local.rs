@@ -14,11 +14,12 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use strandline_actors::pointer::{Attempt, Base, Epoch, Generation, Pointer, SegmentKey, ShardId};
 use strandline_actors::ports::{
-    CrashNote, DeadLetter, Heartbeat, KafkaOffset, Moved, PipelineRow, StateStore, StoreError,
+    CrashNote, DeadLetter, Heartbeat, KafkaOffset, Moved, PipelineRow, StateStore, StoreError, Taken,
 };
 use strandline_actors::position::{Offset, PartitionKey, SourcePartition};
 use uuid::Uuid;
 
+use crate::stores::format::{self, Unreadable};
 use crate::stores::local::file::{File, Trouble};
 
 /// `name`, `definition` (JSON) and `generation` (in decimal) of the pipeline.
@@ -131,9 +132,13 @@ impl LocalStore {
 async fn blocking<T: Send + 'static>(
     job: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
 ) -> Result<T, StoreError> {
-    tokio::task::spawn_blocking(job)
-        .await
-        .map_err(|error| StoreError::Unavailable(format!("the local store did not finish: {error}")))?
+    tokio::task::spawn_blocking(job).await.map_err(|error| match error.is_panic() {
+        // Trying again would meet the same bytes.
+        true => {
+            StoreError::Corrupt(format!("the local store cannot use what its file says, so it is damaged: {error}"))
+        }
+        false => StoreError::Unavailable(format!("the local store did not finish: {error}")),
+    })?
 }
 
 /// The name of a pipeline's file: itself as far as every file system takes it.
@@ -194,6 +199,22 @@ fn parse<T: DeserializeOwned>(what: &str, bytes: &[u8]) -> Result<T, Trouble> {
     serde_json::from_slice(bytes).map_err(|error| Trouble::Corrupt(format!("{what} cannot be read: {error}")))
 }
 
+fn parse_pointer(shard: ShardId, bytes: &[u8]) -> Result<Pointer, Trouble> {
+    format::read(shard, bytes).map_err(|error| match error {
+        Unreadable::Newer(why) => Trouble::Newer(why),
+        Unreadable::Wrong(why) => Trouble::Corrupt(format!(
+            "the pointer of shard {shard} cannot be read: {why}. Restore the file from a backup, or compute everything anew \
+             under another STRANDLINE_PIPELINE__NAME"
+        )),
+    })
+}
+
+/// The latest generation that was taken; 0 if there is none.
+fn last_generation(table: &impl ReadableTable<&'static str, &'static str>) -> Result<Generation, Trouble> {
+    let last = table.get("generation")?.map(|text| text.value().to_owned());
+    last.map_or(Ok(Generation(0)), |text| parse("the generation", text.as_bytes()))
+}
+
 #[async_trait]
 impl StateStore for LocalStore {
     async fn define_pipeline(&self, row: &PipelineRow) -> Result<PipelineRow, StoreError> {
@@ -217,13 +238,23 @@ impl StateStore for LocalStore {
     async fn next_generation(&self) -> Result<Generation, StoreError> {
         self.write(|transaction| {
             let mut table = transaction.open_table(PIPELINE)?;
-            let last = table.get("generation")?.map(|text| text.value().to_owned());
-            let last: i64 = match last {
-                Some(text) => parse("the generation", text.as_bytes())?,
-                None => 0,
-            };
-            table.insert("generation", (last + 1).to_string().as_str())?;
-            Ok(Generation(last + 1))
+            let next = Generation(last_generation(&table)?.0 + 1);
+            table.insert("generation", next.to_string().as_str())?;
+            Ok(next)
+        })
+        .await
+    }
+
+    async fn take_generation(&self, known: Generation) -> Result<Taken, StoreError> {
+        self.write(move |transaction| {
+            let mut table = transaction.open_table(PIPELINE)?;
+            let last = last_generation(&table)?;
+            if last > known {
+                return Ok(Taken::Another(last));
+            }
+            let next = Generation(last.0 + 1);
+            table.insert("generation", next.to_string().as_str())?;
+            Ok(Taken::Mine(next))
         })
         .await
     }
@@ -270,24 +301,22 @@ impl StateStore for LocalStore {
     async fn read_pointer(&self, shard: ShardId) -> Result<Option<Pointer>, StoreError> {
         self.read(move |transaction| {
             let table = transaction.open_table(POINTERS)?;
-            table.get(shard)?.map(|bytes| parse(&format!("the pointer of shard {shard}"), bytes.value())).transpose()
+            table.get(shard)?.map(|bytes| parse_pointer(shard, bytes.value())).transpose()
         })
         .await
     }
 
     async fn move_pointer(&self, base: Option<Base>, next: &Pointer) -> Result<Moved, StoreError> {
         let shard = next.shard;
-        let bytes = json("a pointer", next)?;
+        let text = format::write(next)
+            .map_err(|error| StoreError::Fatal(format!("the pointer of shard {shard} cannot be written: {error}")))?;
         self.write(move |transaction| {
             let mut table = transaction.open_table(POINTERS)?;
-            let current: Option<Pointer> = table
-                .get(shard)?
-                .map(|bytes| parse(&format!("the pointer of shard {shard}"), bytes.value()))
-                .transpose()?;
+            let current = table.get(shard)?.map(|bytes| parse_pointer(shard, bytes.value())).transpose()?;
             if current.as_ref().map(Pointer::base) != base {
                 return Ok(Moved::Refused(current.map(Box::new)));
             }
-            table.insert(shard, bytes.as_slice())?;
+            table.insert(shard, text.as_bytes())?;
             Ok(Moved::Applied)
         })
         .await
@@ -417,7 +446,13 @@ impl StateStore for LocalStore {
     }
 
     async fn read_heartbeat(&self) -> Result<Option<Heartbeat>, StoreError> {
-        Ok(self.file.heartbeat())
+        if let Some(heartbeat) = self.file.heartbeat() {
+            return Ok(Some(heartbeat));
+        }
+        // Whoever had the file before this process has let go of it.
+        let last = self.read(|transaction| last_generation(&transaction.open_table(PIPELINE)?)).await?;
+        let released = Heartbeat { generation: last, instance: String::new(), beat: 0, released: true };
+        Ok((last > Generation(0)).then_some(released))
     }
 
     async fn write_heartbeat(&self, heartbeat: &Heartbeat) -> Result<(), StoreError> {

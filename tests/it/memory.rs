@@ -80,10 +80,10 @@ async fn a_slow_sink_bounds_memory_over_a_backlog_in_a_hundred_partitions() {
             read += 1;
         }
         if read % 500 == 1 {
-            assert!(peak_mb(service.id()) < ALLOWED_MB, "{} MB", peak_mb(service.id()));
+            assert!(peak_mb(service.process()) < ALLOWED_MB, "{} MB", peak_mb(service.process()));
         }
     }
-    let peak = peak_mb(service.id());
+    let peak = peak_mb(service.process());
     eprintln!("{read} rows were read in {WATCHED:?}, {} offsets taken on, at most {peak} MB", taken_on(&service));
     assert!(peak < ALLOWED_MB, "{peak} MB");
     // It is the sink that is slow: there was always a row, and what comes after it waits in Kafka.
@@ -95,5 +95,5 @@ async fn a_slow_sink_bounds_memory_over_a_backlog_in_a_hundred_partitions() {
     tokio::spawn(async move { while rows.recv().await.is_some() {} });
     until("it goes on when the sink does", crate::stand::PATIENCE, async || taken_on(&service) > before + 100_000)
         .await;
-    assert!(peak_mb(service.id()) < ALLOWED_MB, "{} MB", peak_mb(service.id()));
+    assert!(peak_mb(service.process()) < ALLOWED_MB, "{} MB", peak_mb(service.process()));
 }

@@ -1,31 +1,57 @@
 //! A Kafka or a Cassandra of a test's own, which it may kill, freeze and start again.
 
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU16, Ordering};
 
+use tokio::sync::{Semaphore, SemaphorePermit};
+
 /// Where the next server looks for a port.
 static NEXT: AtomicU16 = AtomicU16::new(0);
+/// One Cassandra at a time: each takes a gigabyte.
+static CASSANDRAS: Semaphore = Semaphore::const_new(1);
 
 /// A server in a folder that goes away with it.
 pub(crate) struct OwnServer {
     kind: &'static str,
     folder: PathBuf,
     port: u16,
+    /// Options of Java.
+    java: String,
+    _turn: Option<SemaphorePermit<'static>>,
 }
 
 impl OwnServer {
     /// Starts a `kafka` or a `cassandra`.
     pub(crate) async fn start(kind: &'static str) -> Self {
+        Self::start_with(kind, "", &[]).await
+    }
+
+    /// Starts a server with further options of Java, and of `services start`.
+    pub(crate) async fn start_with(kind: &'static str, java: &str, options: &[&str]) -> Self {
+        let turn = if kind == "cassandra" { Some(CASSANDRAS.acquire().await.unwrap()) } else { None };
         let folder = std::env::temp_dir().join(format!("strandline-{kind}-{}", uuid::Uuid::new_v4()));
+        let memory = if kind == "cassandra" { "-Xms512m -Xmx512m" } else { "-Xmx512m" };
+        // Quick to start; speed does not matter here.
+        let java = format!("{memory} -XX:TieredStopAtLevel=1 {java}");
+        let mut server = Self { kind, folder, port: 0, java, _turn: turn };
         for _ in 0..3 {
-            let server = Self { kind, folder: folder.clone(), port: free_port() };
-            if server.run("start", &["--port", &server.port.to_string()]).await {
+            server.port = free_port();
+            if server.run("start", &[&["--port", &server.port.to_string()], options].concat()).await {
                 return server;
             }
         }
-        panic!("{kind} does not start; what it wrote is in {}", folder.display());
+        panic!("{kind} does not start; what it wrote is in {}", server.folder.display());
+    }
+
+    pub(crate) fn port(&self) -> u16 {
+        self.port
+    }
+
+    /// Where it lives.
+    pub(crate) fn folder(&self) -> &Path {
+        &self.folder
     }
 
     pub(crate) fn address(&self) -> String {
@@ -47,9 +73,7 @@ impl OwnServer {
             .expect("TEST_SERVICES is not set: these tests start servers of their own, start them with tests/run");
         let mut command = Command::new(services);
         command.args([verb, self.kind, "--dir"]).arg(&self.folder).args(more);
-        // Quick to start; speed does not matter here.
-        command.env("SERVICES_KAFKA_JVM", "-Xmx512m -XX:TieredStopAtLevel=1");
-        command.env("SERVICES_CASSANDRA_JVM", "-Xms512m -Xmx512m -XX:TieredStopAtLevel=1");
+        command.env(format!("SERVICES_{}_JVM", self.kind.to_uppercase()), &self.java);
         tokio::task::spawn_blocking(move || command.status().unwrap().success()).await.unwrap()
     }
 }

@@ -1,10 +1,12 @@
 //! A shop that produces orders for as long as a test runs and keeps count by itself: what the service makes of them must be
 //! the same in the end, the table to the last row and `kafka_offsets` to the last offset.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+
+use rdkafka::producer::{DefaultProducerContext, Producer, ThreadedProducer};
 
 use crate::stand::{PATIENCE, Stand, until};
 use crate::test_topic::{Sent, TestTopic, producer, send};
@@ -16,6 +18,21 @@ pub(crate) type Ends = [i64; PARTITIONS as usize];
 
 /// What the produced records add up to, by item.
 pub(crate) type Truth = BTreeMap<String, (i64, i64)>;
+
+/// How orders are produced.
+#[derive(Clone, Copy, PartialEq)]
+enum Manner {
+    /// One by one.
+    Plain,
+    /// With keys: orders of nothing share a few, so that compaction takes them away, and sometimes one of these keys is
+    /// deleted. Nothing else is ever taken away.
+    Compacted,
+    /// In transactions, of which one in three is aborted.
+    Transactions,
+}
+
+/// How many orders a transaction has.
+const TRANSACTION: u64 = 100;
 
 /// Produces orders until it is told to stop, and keeps count by itself.
 pub(crate) struct Shop {
@@ -34,6 +51,20 @@ const CLOSE: u8 = 2;
 impl Shop {
     /// Opens with a backlog, then adds so many records a second.
     pub(crate) fn open(topic: &TestTopic, backlog: u64, rate: u64) -> Self {
+        Self::open_in(Manner::Plain, topic, backlog, rate)
+    }
+
+    /// Opens for a topic that is compacted.
+    pub(crate) fn open_for_compaction(topic: &TestTopic, backlog: u64, rate: u64) -> Self {
+        Self::open_in(Manner::Compacted, topic, backlog, rate)
+    }
+
+    /// Opens with orders in transactions.
+    pub(crate) fn open_with_transactions(topic: &TestTopic, backlog: u64, rate: u64) -> Self {
+        Self::open_in(Manner::Transactions, topic, backlog, rate)
+    }
+
+    fn open_in(manner: Manner, topic: &TestTopic, backlog: u64, rate: u64) -> Self {
         let (wish, resting) = (Arc::<AtomicU8>::default(), Arc::<AtomicBool>::default());
         let (produced, books) = (Arc::<AtomicU64>::default(), Arc::<Mutex<(Truth, Ends)>>::default());
         let thread = std::thread::spawn({
@@ -41,19 +72,31 @@ impl Shop {
             let (wish, resting) = (Arc::clone(&wish), Arc::clone(&resting));
             let (produced, books) = (Arc::clone(&produced), Arc::clone(&books));
             move || {
-                let producer = producer(&[
-                    ("bootstrap.servers", &servers),
+                let mut settings = vec![
+                    ("bootstrap.servers", servers.as_str()),
                     ("compression.type", "lz4"),
                     // Whatever happens to Kafka, each order arrives once, or the count would not be the truth.
                     ("enable.idempotence", "true"),
-                ]);
+                ];
+                if manner == Manner::Transactions {
+                    settings.push(("transactional.id", topic.as_str()));
+                }
+                let producer = producer(&settings);
+                if manner == Manner::Transactions {
+                    producer.init_transactions(PATIENCE).unwrap();
+                    producer.begin_transaction().unwrap();
+                }
+                let mut transaction = Transaction::default();
                 let begun = Instant::now();
                 let mut state = 0x2545_F491_4F6C_DD1Du64;
                 let mut number = 0u64;
                 loop {
                     let wished = wish.load(Ordering::SeqCst);
                     if wished != OPEN && !resting.load(Ordering::SeqCst) {
-                        rdkafka::producer::Producer::flush(&producer, PATIENCE).unwrap();
+                        producer.flush(PATIENCE).unwrap();
+                        if manner == Manner::Transactions {
+                            transaction.end(&producer, &books);
+                        }
                         resting.store(true, Ordering::SeqCst);
                     }
                     if wished == CLOSE {
@@ -70,16 +113,29 @@ impl Shop {
                     let item = if state.is_multiple_of(2) { 0 } else { state / 2 % 500 };
                     let partition =
                         (if (state / 8).is_multiple_of(3) { 0 } else { state / 64 % PARTITIONS as u64 }) as i32;
-                    let qty = (state / 1024 % 9) as i64;
+                    let taken_away = manner == Manner::Compacted && !(state / 1024).is_multiple_of(3);
+                    let qty = if taken_away { 0 } else { (state / 1024 % 9) as i64 };
+                    let key = match qty {
+                        0 => format!("nothing-{}", state / 8192 % 7),
+                        _ => format!("order-{number}"),
+                    };
                     let value = format!(r#"{{"user_id":"u{number}","item":"item-{item}","qty":{qty},"note":"x"}}"#);
-                    let sent = Sent { key: None, value: Some(value.as_bytes()), headers: None };
+                    let deleted = taken_away && (state / 8192).is_multiple_of(5);
+                    let sent = Sent {
+                        key: (manner == Manner::Compacted).then_some(key.as_bytes()),
+                        value: (!deleted).then_some(value.as_bytes()),
+                        headers: None,
+                    };
                     send(&producer, &topic, partition, sent);
                     number += 1;
-                    let (truth, ends) = &mut *books.lock().unwrap();
-                    ends[partition as usize] += 1;
-                    if qty > 0 {
-                        let sum = truth.entry(format!("item-{item}")).or_default();
-                        *sum = (sum.0 + 1, sum.1 + qty);
+                    let order = Order { partition: partition as usize, item, qty };
+                    if manner == Manner::Transactions {
+                        transaction.0.push(order);
+                        if number.is_multiple_of(TRANSACTION) {
+                            transaction.end(&producer, &books);
+                        }
+                    } else {
+                        order.enter(&mut books.lock().unwrap());
                     }
                     produced.store(number, Ordering::SeqCst);
                 }
@@ -114,6 +170,54 @@ impl Shop {
     }
 }
 
+/// What is known of an order that was sent.
+struct Order {
+    partition: usize,
+    item: u64,
+    qty: i64,
+}
+
+impl Order {
+    /// Counts an order that is valid.
+    fn enter(&self, (truth, ends): &mut (Truth, Ends)) {
+        ends[self.partition] += 1;
+        if self.qty > 0 {
+            let sum = truth.entry(format!("item-{}", self.item)).or_default();
+            *sum = (sum.0 + 1, sum.1 + self.qty);
+        }
+    }
+}
+
+/// The orders of the transaction that is open, and how many there were before it.
+#[derive(Default)]
+struct Transaction(Vec<Order>, u64);
+
+impl Transaction {
+    /// Commits it or aborts it, and begins the next.
+    fn end(&mut self, producer: &ThreadedProducer<DefaultProducerContext>, books: &Mutex<(Truth, Ends)>) {
+        let orders = std::mem::take(&mut self.0);
+        // What is aborted before it was sent would leave no trace.
+        producer.flush(PATIENCE).unwrap();
+        let aborted = self.1 % 3 == 1;
+        match aborted {
+            true => producer.abort_transaction(PATIENCE).unwrap(),
+            false => producer.commit_transaction(PATIENCE).unwrap(),
+        }
+        producer.begin_transaction().unwrap();
+        self.1 += 1;
+        let mut books = books.lock().unwrap();
+        // One marker in each partition.
+        let partitions: BTreeSet<usize> = orders.iter().map(|order| order.partition).collect();
+        partitions.into_iter().for_each(|partition| books.1[partition] += 1);
+        for order in orders {
+            match aborted {
+                true => books.1[order.partition] += 1,
+                false => order.enter(&mut books),
+            }
+        }
+    }
+}
+
 /// Counts and sums by item.
 pub(crate) fn sql(stand: &Stand) -> String {
     format!(
@@ -133,10 +237,19 @@ pub(crate) async fn committed(stand: &Stand) -> i64 {
     stand.offsets().await.values().sum()
 }
 
-async fn table(stand: &Stand) -> Truth {
+/// What the table says, by item.
+pub(crate) async fn table(stand: &Stand) -> Truth {
     let read = format!("SELECT item, n, total FROM {}.{}", stand.keyspace, stand.table);
-    let rows = stand.session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
-    rows.rows::<(String, i64, i64)>().unwrap().map(|row| row.unwrap()).map(|row| (row.0, (row.1, row.2))).collect()
+    // The table is made by the service's first start.
+    let Ok(rows) = stand.session.query_unpaged(read, ()).await else { return Truth::new() };
+    let rows = rows.into_rows_result().unwrap();
+    let mut table = Truth::new();
+    for row in rows.rows::<(String, i64, i64)>().unwrap() {
+        let (item, n, total) = row.unwrap();
+        let sum = table.entry(item).or_default();
+        *sum = (sum.0 + n, sum.1 + total);
+    }
+    table
 }
 
 /// Waits until everything is committed, and compares.

@@ -38,7 +38,7 @@ pub(crate) struct Stand {
     pub(crate) keyspace: String,
     pub(crate) table: String,
     pub(crate) session: Session,
-    node: String,
+    pub(crate) node: String,
 }
 
 impl Stand {
@@ -46,24 +46,40 @@ impl Stand {
         Self::at(&servers(), partitions).await
     }
 
+    /// With these settings of the topic.
+    pub(crate) async fn with(partitions: i32, config: &[(&str, &str)]) -> Self {
+        Self::over_shared_cassandra(&servers(), partitions, config).await
+    }
+
     /// With a Kafka of the test's own.
     pub(crate) async fn at(kafka: &str, partitions: i32) -> Self {
+        Self::over_shared_cassandra(kafka, partitions, &[]).await
+    }
+
+    async fn over_shared_cassandra(kafka: &str, partitions: i32, config: &[(&str, &str)]) -> Self {
         let node = std::env::var("TEST_CASSANDRA")
             .expect("TEST_CASSANDRA is not set: the tests need a real Cassandra, start them with tests/run");
         let session = SessionBuilder::new().known_node(&node).build().await.unwrap();
         let keyspace = KEYSPACE.get_or_init(|| create_keyspace(&session)).await.clone();
-        Self::over(kafka, partitions, node, session, keyspace).await
+        Self::over(kafka, partitions, config, node, session, keyspace).await
     }
 
     /// With a Cassandra of the test's own.
     pub(crate) async fn on(node: &str, partitions: i32) -> Self {
         let session = SessionBuilder::new().known_node(node).build().await.unwrap();
         let keyspace = create_keyspace(&session).await;
-        Self::over(&servers(), partitions, node.to_owned(), session, keyspace).await
+        Self::over(&servers(), partitions, &[], node.to_owned(), session, keyspace).await
     }
 
-    async fn over(kafka: &str, partitions: i32, node: String, session: Session, keyspace: String) -> Self {
-        let topic = TestTopic::create_at(kafka, "orders", partitions, &[]).await;
+    async fn over(
+        kafka: &str,
+        partitions: i32,
+        config: &[(&str, &str)],
+        node: String,
+        session: Session,
+        keyspace: String,
+    ) -> Self {
+        let topic = TestTopic::create_at(kafka, "orders", partitions, config).await;
         let own = uuid::Uuid::new_v4().simple();
         Self { topic, pipeline: format!("tested-{own}"), keyspace, table: format!("result_{own}"), session, node }
     }
@@ -99,9 +115,15 @@ impl Stand {
 
     /// Starts the service with further settings, or others.
     pub(crate) fn start_with(&self, sql: &str, more: &[(&str, &str)]) -> Service {
-        let mut command = Command::new(env!("CARGO_BIN_EXE_strandline"));
+        self.start_through(&[], sql, more)
+    }
+
+    /// Starts the service through a command that ends by becoming it.
+    pub(crate) fn start_through(&self, through: &[&str], sql: &str, more: &[(&str, &str)]) -> Service {
+        let words: Vec<&str> = through.iter().copied().chain([env!("CARGO_BIN_EXE_strandline"), "run"]).collect();
+        let mut command = Command::new(words[0]);
         let more = more.iter().map(|(name, value)| (format!("STRANDLINE_{name}"), (*value).to_owned()));
-        command.arg("run").envs(self.environment(sql)).envs(more);
+        command.args(&words[1..]).envs(self.environment(sql)).envs(more);
         Service::start(command)
     }
 
@@ -177,8 +199,8 @@ impl Service {
         Self { child, said, reader: Some(reader) }
     }
 
-    /// Its process.
-    pub(crate) fn id(&self) -> u32 {
+    /// The number of its process.
+    pub(crate) fn process(&self) -> u32 {
         self.child.id()
     }
 
@@ -221,10 +243,15 @@ impl Service {
 
     /// Waits until every shard has committed something in this life.
     pub(crate) async fn until_each_shard_committed(&self) {
+        self.until_each_shard_has_committed(1).await;
+    }
+
+    /// Waits until every shard has committed so many checkpoints in this life.
+    pub(crate) async fn until_each_shard_has_committed(&self, checkpoints: u64) {
         self.until("every shard has committed", |status| {
             let shards = status["board"]["shards"].as_object();
             shards.is_some_and(|shards| {
-                shards.len() == 2 && shards.values().all(|shard| shard["checkpoints"].as_u64() > Some(0))
+                shards.len() == 2 && shards.values().all(|shard| shard["checkpoints"].as_u64() >= Some(checkpoints))
             })
         })
         .await;

@@ -11,7 +11,7 @@ use strandline_actors::pointer::{
     Attempt, Base, Content, Epoch, Generation, Kept, Outbox, Pointer, SegmentKey, SegmentKind, SegmentRef, ShardId,
 };
 use strandline_actors::ports::{
-    CrashNote, DeadLetter, Heartbeat, KafkaOffset, Moved, PipelineRow, StateStore, StoreError,
+    CrashNote, DeadLetter, Heartbeat, KafkaOffset, Moved, PipelineRow, StateStore, StoreError, Taken,
 };
 use strandline_actors::position::{Counts, Offset, PartitionKey, Position, Range, SourcePartition, Vector};
 use uuid::Uuid;
@@ -43,6 +43,7 @@ conformance!(
     the_first_definition_of_a_pipeline_holds,
     generations_rise,
     generations_rise_under_contention,
+    a_generation_is_taken_by_one_of_those_that_know_the_last,
     a_start_is_decided_once,
     a_start_is_decided_once_under_contention,
     pointers_move_only_from_their_base,
@@ -134,6 +135,31 @@ async fn generations_rise(place: &dyn Place) {
         let next = place.open(&pipeline).await.next_generation().await.unwrap();
         assert!(next > last);
         last = next;
+    }
+}
+
+async fn a_generation_is_taken_by_one_of_those_that_know_the_last(place: &dyn Place) {
+    let pipeline = unique();
+    let stores = join_all((0..4).map(|_| place.open(&pipeline))).await;
+    let mut known = Generation(0);
+    for _ in 0..3 {
+        let mut mine = Vec::new();
+        for answer in join_all(stores.iter().map(|store| store.take_generation(known))).await {
+            match answer {
+                Ok(Taken::Mine(generation)) => mine.push(generation),
+                // Contention may leave it open who was first.
+                Ok(Taken::Another(_)) | Err(StoreError::Unavailable(_)) => {}
+                Err(error) => panic!("{error}"),
+            }
+        }
+        assert!(mine.len() <= 1, "{mine:?}");
+        // Whoever knows of an earlier one only is too late.
+        known = match stores[0].take_generation(known).await.unwrap() {
+            Taken::Another(latest) => latest,
+            Taken::Mine(generation) => generation,
+        };
+        assert!(mine.iter().all(|mine| *mine <= known));
+        assert_eq!(stores[1].take_generation(Generation(known.0 - 1)).await.unwrap(), Taken::Another(known));
     }
 }
 
@@ -567,6 +593,7 @@ async fn pipelines_do_not_touch_each_other(place: &dyn Place) {
     store.write_crash_note(&source.key, Some(&note)).await.unwrap();
     store.write_heartbeat(&heartbeat(1, "mine", 1)).await.unwrap();
 
+    assert_eq!(neighbour.read_heartbeat().await.unwrap(), None);
     assert_eq!(neighbour.next_generation().await.unwrap(), Generation(1));
     assert_eq!(neighbour.start_offset(&source.key).await.unwrap(), None);
     assert_eq!(neighbour.known_partitions().await.unwrap(), []);
@@ -574,7 +601,6 @@ async fn pipelines_do_not_touch_each_other(place: &dyn Place) {
     assert_eq!(neighbour.segments_of_epoch(0, Epoch(1)).await.unwrap(), []);
     assert!(matches!(neighbour.read_segment(&key).await, Err(StoreError::Corrupt(_))));
     assert_eq!(neighbour.crash_note(&source.key).await.unwrap(), None);
-    assert_eq!(neighbour.read_heartbeat().await.unwrap(), None);
     assert_eq!(place.kafka_offsets(&two).await, []);
     assert_eq!(place.dead_letters(&two, "orders", 0).await, []);
 

@@ -97,3 +97,33 @@ async fn a_standby_disturbs_nobody_and_goes_on_when_the_owner_is_gone() {
     fourth.stop().await;
     settle(&stand, &truth, &ends).await;
 }
+
+/// Several see at the same time that nobody owns the pipeline: one takes it, and none of the others has to end.
+#[tokio::test(flavor = "multi_thread")]
+async fn of_several_standbys_one_takes_over_and_the_others_go_on_waiting() {
+    let stand = Stand::new(crate::shop::PARTITIONS).await;
+    let shop = Shop::open(&stand.topic, 20_000, 2_000);
+    // At once, over a pipeline that nobody has owned yet.
+    let mut services: Vec<Service> = ["a", "b", "c"].map(|name| start(&stand, name, "2s")).into();
+    for owners in 0..3 {
+        let ready = |service: &Service| service.get("/readyz").is_some_and(|(code, _)| code == 200);
+        let one_works = async || services.iter().filter(|service| ready(service)).count() == 1;
+        until("one works", PATIENCE, one_works).await;
+        let waits = |service: &Service| ready(service) || is_standby(service);
+        until("the others wait", PATIENCE, async || services.iter().all(waits)).await;
+        until_more_is_committed(&stand, "the owner commits").await;
+        assert_eq!(services.iter().filter(|service| ready(service)).count(), 1);
+        if owners < 2 {
+            let owner = services.iter().position(ready).unwrap();
+            // Whoever stepped down would have ended by itself, and could not be killed.
+            services.remove(owner).kill();
+            services.push(start(&stand, &format!("d{owners}"), "2s"));
+        }
+    }
+    let (truth, ends) = shop.close();
+    settle(&stand, &truth, &ends).await;
+    for service in services {
+        service.stop().await;
+    }
+    settle(&stand, &truth, &ends).await;
+}

@@ -72,7 +72,8 @@ impl TestTopic {
 
     /// Creates the topic under its name, and waits until the brokers know it.
     pub(crate) async fn create_again(&self, partitions: i32, config: &[(&str, &str)]) {
-        let mut new = NewTopic::new(&self.name, partitions, TopicReplication::Fixed(1));
+        // As many replicas as the brokers are set to.
+        let mut new = NewTopic::new(&self.name, partitions, TopicReplication::Fixed(-1));
         for (name, value) in config {
             new = new.set(name, value);
         }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use strandline_actors::pointer::{Base, Epoch, Generation, Pointer, SegmentKey, ShardId};
 use strandline_actors::ports::{
-    CrashNote, DeadLetter, Heartbeat, KafkaOffset, Moved, PipelineRow, StateStore, StoreError,
+    CrashNote, DeadLetter, Heartbeat, KafkaOffset, Moved, PipelineRow, StateStore, StoreError, Taken,
 };
 use strandline_actors::position::{Offset, PartitionKey, SourcePartition};
 use tokio::sync::oneshot;
@@ -152,6 +152,17 @@ impl StateStore for FakeStore {
         self.request("generation", |contents| {
             contents.generation += 1;
             Generation(contents.generation)
+        })
+        .await
+    }
+
+    async fn take_generation(&self, known: Generation) -> Result<Taken, StoreError> {
+        self.request("generation", move |contents| {
+            if contents.generation != known.0 {
+                return Taken::Another(Generation(contents.generation));
+            }
+            contents.generation += 1;
+            Taken::Mine(Generation(contents.generation))
         })
         .await
     }

@@ -7,7 +7,7 @@ archive_options() { if [[ -e $cache/$1/classes.jsa ]]; then echo "-XX:SharedArch
 
 # make_archive KIND
 make_archive() (
-    kind=$1 port=$(some_free_port) sets=() stop_timeout=120
+    kind=$1 port=$(some_free_port) sets=() join='' stop_timeout=120
     second_port=$((port + 1)) dir=$(mktemp -d "$cache/archive.XXXXXX")
     trap 'stop_instance KILL 2>/dev/null; rm -rf "$dir"' EXIT
     say "$kind: starting it once, so that its later starts are faster"

@@ -1,12 +1,12 @@
 # An instance: one server with all that is its own in one directory.
 #
-#   settings           ports and --set of the last start: a start without options is a restart as it was
+#   settings           ports, --set and --join of the last start: a start without options is a restart as it was
 #   pid                of the process; believed only while that process names this directory on its command line
 #   server.log         what the server printed since its start; server.log.1 is from the start before
 #   data               kept from start to start
 #   and the configuration, which is written anew at each start
 #
-# The functions work on the global variables kind, dir, port, second_port, sets and extra_options (of Java).
+# The functions work on the global variables kind, dir, port, second_port, sets, join and extra_options (of Java).
 
 start_timeout=${SERVICES_START_TIMEOUT:-120}
 stop_timeout=${SERVICES_STOP_TIMEOUT:-30}
@@ -22,7 +22,7 @@ unlock_instance() { exec 9>&-; }
 
 load_settings() {
     local key value
-    port='' second_port='' sets=()
+    port='' second_port='' sets=() join=''
     [[ -e $dir/settings ]] || return 0
     while IFS=' ' read -r key value; do
         case $key in
@@ -30,6 +30,7 @@ load_settings() {
             port) port=$value ;;
             second-port) second_port=$value ;;
             set) sets+=("$value") ;;
+            join) join=$value ;;
         esac
     done <"$dir/settings"
 }
@@ -37,6 +38,7 @@ load_settings() {
 settings_text() {
     printf 'kind %s\nport %s\nsecond-port %s\n' "$kind" "$port" "$second_port"
     if ((${#sets[@]} > 0)); then printf 'set %s\n' "${sets[@]}"; fi
+    if [[ -n $join ]]; then printf 'join %s\n' "$join"; fi
 }
 
 # Prints the process id, and succeeds, while the server runs.

@@ -1,4 +1,5 @@
-# Kafka: one node that is broker and controller (KRaft), without TLS or authentication unless --set asks for them.
+# Kafka: one node that is broker and controller (KRaft), and with --join brokers beside it that have this node for their
+# controller. Without TLS or authentication unless --set asks for them.
 
 kafka_version=4.1.1
 kafka_port=9092
@@ -9,13 +10,18 @@ kafka_pom() {
 
 # Properties as Kafka reads them; of a key that is there twice it takes the last, so --set comes last.
 kafka_configure() {
-    local options
+    local options roles=broker,controller node=1 controller=$second_port
+    local listeners=PLAINTEXT://127.0.0.1:$port,CONTROLLER://127.0.0.1:$second_port
+    if [[ -n $join ]]; then
+        roles=broker node=$port listeners=PLAINTEXT://127.0.0.1:$port
+        controller=$(sed -n 's/^second-port //p' "$join/settings")
+    fi
     cat >"$dir/server.properties" <<PROPERTIES
-process.roles=broker,controller
-node.id=1
-controller.quorum.voters=1@127.0.0.1:$second_port
+process.roles=$roles
+node.id=$node
+controller.quorum.voters=1@127.0.0.1:$controller
 controller.listener.names=CONTROLLER
-listeners=PLAINTEXT://127.0.0.1:$port,CONTROLLER://127.0.0.1:$second_port
+listeners=$listeners
 advertised.listeners=PLAINTEXT://127.0.0.1:$port
 listener.security.protocol.map=PLAINTEXT:PLAINTEXT,CONTROLLER:PLAINTEXT,SSL:SSL,SASL_PLAINTEXT:SASL_PLAINTEXT,SASL_SSL:SASL_SSL
 log.dirs=$dir/data
@@ -39,6 +45,7 @@ broker.session.timeout.ms=3000
 broker.heartbeat.interval.ms=500
 
 log.initial.task.delay.ms=500
+log.cleaner.backoff.ms=1000
 log.retention.check.interval.ms=1000
 $(printf '%s\n' "${sets[@]}")
 PROPERTIES
@@ -52,8 +59,14 @@ PROPERTIES
     fi
 }
 
-# A Kafka UUID is 16 bytes in the URL alphabet of base64.
-kafka_cluster_id() { head -c 16 /dev/urandom | base64 | tr '+/' '-_' | tr -d '='; }
+# That of the Kafka that is joined, or a new one: a Kafka UUID is 16 bytes in the URL alphabet of base64.
+kafka_cluster_id() {
+    if [[ -n $join ]]; then
+        sed -n 's/^cluster.id=//p' "$join/data/meta.properties"
+    else
+        head -c 16 /dev/urandom | base64 | tr '+/' '-_' | tr -d '='
+    fi
+}
 
 kafka_command() {
     local options

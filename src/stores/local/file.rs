@@ -28,6 +28,8 @@ pub(super) enum Trouble {
     Database(Box<redb::Error>),
     /// What is stored cannot be right.
     Corrupt(String),
+    /// A newer version has stored it.
+    Newer(String),
     /// Will not pass by itself.
     Final(String),
 }
@@ -219,6 +221,7 @@ impl File {
         let path = self.path.display();
         match trouble {
             Trouble::Corrupt(what) => StoreError::Corrupt(format!("local store {path}: {what}")),
+            Trouble::Newer(what) => StoreError::Newer(format!("local store {path}: {what}")),
             Trouble::Final(what) => StoreError::Fatal(format!("local store {path}: {what}")),
             Trouble::Database(error) => match *error {
                 redb::Error::Corrupted(what) => {
