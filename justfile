@@ -12,7 +12,7 @@ test *args:
 check:
     .ci/run
 
-# A Kafka on 9092 and a Cassandra on 9042 of this machine.
+# A Kafka on 9092, a Cassandra on 9042 and a Jaeger on 4317 of this machine.
 services verb="start":
     deploy/local/services {{verb}} all
 

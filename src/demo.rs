@@ -142,7 +142,7 @@ pub(crate) fn demo(given: &Loaded, arguments: &DemoArguments) -> Result<(), Fail
     let wished = by_variable || given.settings.log.level != LogSettings::default().level;
     let level = if wished { given.settings.log.level.clone() } else { "off".into() };
     let log = LogSettings { level, ..given.settings.log.clone() };
-    let telemetry = Telemetry::start(&log, Collector::of_environment(|name| std::env::var_os(name)))?;
+    let telemetry = Telemetry::start(&log, Collector::of_environment(|name| std::env::var_os(name))?)?;
     let done = stage(given, arguments, &telemetry);
     telemetry.finish(Duration::from_secs(3));
     done

@@ -55,6 +55,8 @@ pub struct Settings {
     pub http: HttpSettings,
     /// `STRANDLINE_LOG__...`
     pub log: LogSettings,
+    /// `STRANDLINE_TRACES__...`
+    pub traces: TraceSettings,
 }
 
 impl Settings {
@@ -92,6 +94,7 @@ impl Settings {
             stall: self.supervision.stall,
             poison_crashes: self.supervision.poison_crashes,
             takeover_after: self.store.takeover_after,
+            trace_interval: self.traces.batch_interval,
         }
     }
 }
@@ -388,6 +391,21 @@ pub struct LogSettings {
 impl Default for LogSettings {
     fn default() -> Self {
         Self { format: LogFormat::Text, level: "info".into() }
+    }
+}
+
+/// What is traced. Where traces go is in the standard variables of OpenTelemetry.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct TraceSettings {
+    /// Of each partition, the first batch in each such interval is traced.
+    #[serde(with = "humantime_serde")]
+    pub batch_interval: Duration,
+}
+
+impl Default for TraceSettings {
+    fn default() -> Self {
+        Self { batch_interval: Duration::from_secs(1) }
     }
 }
 

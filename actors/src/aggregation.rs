@@ -11,6 +11,7 @@ use actix::{Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler,
 use futures::stream::{self, StreamExt, TryStreamExt};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
+use tracing::{Instrument, Span};
 
 use crate::child::{Cause, Exit};
 use crate::committer::{OffsetCommitter, Unreadable, read_segment};
@@ -26,6 +27,7 @@ use crate::pointer::{Attempt, Base, Pointer, SegmentKind, ShardId};
 use crate::points::{self, Point};
 use crate::ports::{DeadLetter, KeyedOperator, StageError, StateDelta};
 use crate::position::{Counts, Offset, PartitionKey, Position, Vector, Watermark};
+use crate::spans::{self, LINKED, part_of};
 
 /// How many times the bound of pending rows changes of the state may take before they hold back the sources.
 const CHANGES: usize = 8;
@@ -66,6 +68,10 @@ pub(crate) struct AggregationActor {
     interval_over: bool,
     last_checkpoint: Instant,
     flushing: Vec<oneshot::Sender<bool>>,
+    /// Of some of the batches that the next checkpoint holds, the spans.
+    traced: Vec<Span>,
+    /// The restart that this life begins with, if it is one.
+    restart: Span,
 }
 
 impl AggregationActor {
@@ -75,6 +81,7 @@ impl AggregationActor {
         incarnation: Incarnation,
         committer: actix::Addr<OffsetCommitter>,
         expected: Vec<(PartitionKey, Offset)>,
+        restart: Span,
         exit: Exit,
     ) -> Self {
         let operator = env.pipeline.query.operator(shard);
@@ -100,6 +107,8 @@ impl AggregationActor {
             interval_over: false,
             last_checkpoint: Instant::now(),
             flushing: Vec::new(),
+            traced: Vec::new(),
+            restart,
         }
     }
 
@@ -165,6 +174,9 @@ impl AggregationActor {
             }
             Decision::Gap => return Ok(LaneReply::Gap { expected: position.next }),
         }
+        if !batch.span.is_disabled() && self.traced.len() < LINKED {
+            self.traced.push(Span::current());
+        }
         let before = (position.next, position.watermark, position.idle);
         invariant!(batch.range.until >= position.next, "a vector never goes back");
         position.next = batch.range.until;
@@ -227,9 +239,16 @@ impl AggregationActor {
             return;
         }
         let Some(base) = self.base else { return };
-        let span = tracing::info_span!("checkpoint", shard = self.shard, epoch = base.epoch.next().0);
+        let span = tracing::info_span!(
+            parent: None,
+            "checkpoint",
+            strandline.shard = i64::from(self.shard),
+            strandline.epoch = base.epoch.next().0,
+            strandline.batches = self.traced.len() as i64,
+        );
+        self.traced.drain(..).for_each(|batch| spans::link(&span, &batch));
         self.env.board.shard(self.shard, |status| status.busy = Some(Instant::now()));
-        let changed = span.in_scope(|| self.operator.checkpoint());
+        let changed = part_of!(span, "snapshot").in_scope(|| self.operator.checkpoint());
         self.env.board.shard(self.shard, |status| status.busy = None);
         let changed = match changed {
             Ok(changed) => changed,
@@ -304,8 +323,11 @@ impl Actor for AggregationActor {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Self::Context) {
+        let restart = std::mem::replace(&mut self.restart, Span::none());
+        let span = tracing::info_span!(parent: restart.id(), "load", strandline.shard = i64::from(self.shard));
         let loading = load(Arc::clone(&self.env), self.committer.clone(), self.shard, self.incarnation);
-        ctx.spawn(loading.into_actor(self).map(|loaded, actor, ctx| {
+        ctx.spawn(loading.instrument(span).into_actor(self).map(move |loaded, actor, ctx| {
+            spans::lasted(&restart);
             let done = loaded.and_then(|(pointer, state)| Ok(actor.loaded(&pointer, state)?));
             match done {
                 Ok(()) => {
@@ -372,9 +394,10 @@ impl Handler<LaneBatch> for AggregationActor {
     type Result = LaneReply;
 
     fn handle(&mut self, message: LaneBatch, ctx: &mut Self::Context) -> Self::Result {
-        let span = tracing::info_span!(parent: &message.span, "merge", shard = self.shard, range = %message.range);
+        let (batch, lane) = (message.batch.clone(), message.span.clone());
         self.env.board.shard(self.shard, |status| status.busy = Some(Instant::now()));
-        let taken = span.in_scope(|| self.take(message, ctx));
+        let taken = lane.in_scope(|| part_of!(lane, "merge").in_scope(|| self.take(message, ctx)));
+        spans::lasted(&batch);
         self.env.board.shard(self.shard, |status| status.busy = None);
         match taken {
             Ok(reply) => {
@@ -422,7 +445,8 @@ async fn load(
     shard: ShardId,
     incarnation: Incarnation,
 ) -> Result<(Pointer, Vec<StateDelta>), Cause> {
-    let Ok(claimed) = committer.send(Claim { shard, incarnation }).await else {
+    let claim = Claim { shard, incarnation, span: spans::part(|| tracing::info_span!("claim")) };
+    let Ok(claimed) = committer.send(claim).await else {
         // The committer died: every shard is started again.
         return std::future::pending().await;
     };

@@ -30,6 +30,20 @@ pub enum Cause {
     Stopped,
 }
 
+impl Cause {
+    /// The kind of cause in one word, and what was said.
+    pub(crate) fn parts(&self) -> (&'static str, &str) {
+        match self {
+            Self::Panic(what) => ("panic", what),
+            Self::Failed(what) => ("error", what),
+            Self::Stalled(what) => ("stall", what),
+            Self::Halt(what) => ("halt", what),
+            Self::Fenced(what) => ("fenced", what),
+            Self::Stopped => ("stopped", ""),
+        }
+    }
+}
+
 impl std::fmt::Display for Cause {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {

@@ -12,7 +12,8 @@ use arrow::array::RecordBatch;
 use futures::future::{AbortHandle, Abortable};
 use futures::stream::{self, StreamExt, TryStreamExt};
 use tokio::time::Instant;
-use tracing::Instrument;
+use tracing::field::Empty;
+use tracing::{Instrument, Span};
 
 use crate::child::Cause;
 use crate::compaction;
@@ -26,6 +27,7 @@ use crate::ports::{Change, DeadLetter, Delivery, KafkaOffset, Moved, OutputBatch
 use crate::position::{Offset, PartitionKey};
 use crate::recovery::{self, ClaimVerdict, Verdict};
 use crate::segment::{self, Encoded};
+use crate::spans::{self, part_of};
 
 /// How many earlier states of a shard can be gone back to.
 const KEPT: usize = 2;
@@ -188,7 +190,7 @@ impl Handler<Claim> for OffsetCommitter {
     type Result = ResponseActFuture<Self, Result<Box<Pointer>, Cause>>;
 
     fn handle(&mut self, message: Claim, _: &mut Self::Context) -> Self::Result {
-        let Claim { shard, incarnation } = message;
+        let Claim { shard, incarnation, span } = message;
         let slot = self.slots.entry(shard).or_default();
         let emptied = !flaw!(NoClaim | Renumbered);
         if let Some(running) = slot.running.take().filter(|_| emptied) {
@@ -198,7 +200,7 @@ impl Handler<Claim> for OffsetCommitter {
         slot.pointer = None;
         slot.cleaned = Cleaned::default();
         let known = slot.committed.is_some();
-        let claiming = claim(Arc::clone(&self.env), shard, known).instrument(tracing::info_span!("claim", shard));
+        let claiming = claim(Arc::clone(&self.env), shard, known).instrument(span);
         self.occupy(shard, claiming, None)
     }
 }
@@ -235,7 +237,12 @@ impl Handler<Checkpoint> for OffsetCommitter {
         let before = flaw!(LaterCheckpointKept).then(|| pointer.clone());
         let cleaned = std::mem::take(&mut slot.cleaned);
         let span = message.span.clone();
-        let committing = commit(Arc::clone(&self.env), pointer, message, cleaned).instrument(span);
+        let committing = commit(Arc::clone(&self.env), pointer, message, cleaned);
+        let committing = async move {
+            let committed = committing.await;
+            committed.inspect_err(|cause| spans::died(&Span::current(), cause))
+        };
+        let committing = committing.instrument(span);
         Box::pin(self.occupy(shard, committing, before).map(|committed, _, _| committed.map(drop)))
     }
 }
@@ -581,9 +588,18 @@ async fn deliver(
     }
 }
 
-/// Commits a checkpoint on top of the pointer that it names.
-async fn commit(env: Arc<Env>, current: Pointer, checkpoint: Checkpoint, cleaned: Cleaned) -> Result<Pointer, Cause> {
-    let begun = Instant::now();
+/// The segments of a checkpoint.
+struct Segments {
+    /// Those that have to be written.
+    written: Vec<Encoded>,
+    /// Those that hold the output.
+    outbox: Vec<SegmentRef>,
+    /// Those that hold the whole state.
+    state: Vec<SegmentRef>,
+}
+
+/// Encodes a checkpoint, and merges what it changed with what is stored.
+async fn encode(env: &Env, current: &Pointer, checkpoint: &Checkpoint) -> Result<Segments, Cause> {
     let (base, epoch) = (current.base(), current.epoch.next());
     let shard = checkpoint.shard;
     let mut number = 0;
@@ -636,7 +652,7 @@ async fn commit(env: Arc<Env>, current: Pointer, checkpoint: Checkpoint, cleaned
         let mut batches = Vec::new();
         for reference in &stored[start..] {
             // A damaged segment is for the load after the claim to deal with: it can go back to an earlier state.
-            batches.extend(read_segment(&env, base, reference).await.map_err(|unreadable| match unreadable {
+            batches.extend(read_segment(env, base, reference).await.map_err(|unreadable| match unreadable {
                 Unreadable::Corrupt(why) => Cause::Failed(why),
                 Unreadable::Other(cause) => cause,
             })?);
@@ -659,10 +675,27 @@ async fn commit(env: Arc<Env>, current: Pointer, checkpoint: Checkpoint, cleaned
 
     let own = |key: SegmentKey| (key.epoch, key.attempt) == (epoch, checkpoint.attempt);
     invariant!(written.iter().all(|segment| own(segment.reference.key)), "segments belong to their epoch and attempt");
-    let bytes: usize = written.iter().map(|segment| segment.bytes.len()).sum();
-    if !flaw!(PointerBeforeSegments) {
-        write_segments(&env, std::mem::take(&mut written)).await?;
+    Ok(Segments { written, outbox, state })
+}
+
+/// Commits a checkpoint on top of the pointer that it names.
+async fn commit(env: Arc<Env>, current: Pointer, checkpoint: Checkpoint, cleaned: Cleaned) -> Result<Pointer, Cause> {
+    let begun = Instant::now();
+    let (shard, epoch) = (checkpoint.shard, current.epoch.next());
+    let span = checkpoint.span.clone();
+    let part = part_of!(span, "segments", strandline.segments = Empty, strandline.bytes = Empty);
+    let (Segments { mut written, outbox, state }, bytes) = async {
+        let mut segments = encode(&env, &current, &checkpoint).await?;
+        let bytes: usize = segments.written.iter().map(|segment| segment.bytes.len()).sum();
+        Span::current().record("strandline.segments", segments.written.len() as i64);
+        Span::current().record("strandline.bytes", bytes as i64);
+        if !flaw!(PointerBeforeSegments) {
+            write_segments(&env, std::mem::take(&mut segments.written)).await?;
+        }
+        Ok::<_, Cause>((segments, bytes))
     }
+    .instrument(part)
+    .await?;
     points::reach(Point::Segments);
 
     let timestamp = env.pipeline.clock.next();
@@ -691,7 +724,8 @@ async fn commit(env: Arc<Env>, current: Pointer, checkpoint: Checkpoint, cleaned
     if flaw!(DeliveredBeforeCommit) {
         deliver(&env, &next, &checkpoint.output, &checkpoint.dead_letters, false).await?;
     }
-    match move_pointer(&env, Some(&current), &next).await? {
+    let moving = move_pointer(&env, Some(&current), &next).instrument(part_of!(span, "pointer"));
+    match moving.await? {
         Verdict::Done => points::reach(Point::PointerApplied),
         Verdict::Reload if flaw!(Renumbered) => {
             let read = || env.pipeline.store.read_pointer(shard);
@@ -707,9 +741,12 @@ async fn commit(env: Arc<Env>, current: Pointer, checkpoint: Checkpoint, cleaned
         }
     }
     if flaw!(PointerBeforeSegments) {
-        write_segments(&env, written).await?;
+        write_segments(&env, std::mem::take(&mut written)).await?;
     }
-    deliver(&env, &next, &checkpoint.output, &checkpoint.dead_letters, false).await?;
+    let rows: usize = checkpoint.output.iter().map(|batch| batch.rows.num_rows()).sum();
+    let letters = checkpoint.dead_letters.len() as i64;
+    let part = part_of!(span, "publish", strandline.rows = rows as i64, strandline.dead_letters = letters);
+    deliver(&env, &next, &checkpoint.output, &checkpoint.dead_letters, false).instrument(part).await?;
 
     let micros = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
     env.board.committer(|status| status.commits += 1);

@@ -40,6 +40,8 @@ pub struct Tuning {
     pub poison_crashes: u32,
     /// How long the owner's heartbeat has to stand still until another instance takes over.
     pub takeover_after: Duration,
+    /// Of each partition, the first batch in each such interval is traced.
+    pub trace_interval: Duration,
 }
 
 impl Default for Tuning {
@@ -56,6 +58,7 @@ impl Default for Tuning {
             stall: Duration::from_secs(60),
             poison_crashes: 3,
             takeover_after: Duration::from_secs(2),
+            trace_interval: Duration::from_secs(1),
         }
     }
 }

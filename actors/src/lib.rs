@@ -71,4 +71,5 @@ pub mod restart;
 mod retention;
 pub mod run;
 pub mod segment;
+pub mod spans;
 pub mod supervisor;

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use actix::Message;
+use tracing::Span;
 
 use crate::board::ActorId;
 use crate::child::Cause;
@@ -52,7 +53,9 @@ pub(crate) struct LaneBatch {
     pub(crate) rows: LaneRows,
     /// Given back when the last lane is done with the batch.
     pub(crate) credit: Option<Arc<Credit>>,
-    pub(crate) span: tracing::Span,
+    /// The trace of the batch, which ends with the last lane, and the lane's part in it.
+    pub(crate) batch: Span,
+    pub(crate) span: Span,
 }
 
 /// What became of a range.
@@ -85,6 +88,7 @@ pub(crate) struct Crash;
 pub(crate) struct Claim {
     pub(crate) shard: ShardId,
     pub(crate) incarnation: Incarnation,
+    pub(crate) span: Span,
 }
 
 /// Shard → committer: what my pointer lists cannot be read; go back to an earlier state of mine, if that loses nothing.
@@ -111,7 +115,7 @@ pub(crate) struct Checkpoint {
     pub(crate) dead_letters: Vec<DeadLetter>,
     /// The key columns of each state table.
     pub(crate) tables: Vec<usize>,
-    pub(crate) span: tracing::Span,
+    pub(crate) span: Span,
 }
 
 /// Supervisor → committer: write `kafka_offsets` now.
@@ -134,6 +138,8 @@ pub(crate) struct Died {
 pub(crate) struct StartAgain {
     pub(crate) id: ActorId,
     pub(crate) incarnation: Incarnation,
+    /// The restart, which lasts until the actor works again.
+    pub(crate) span: Span,
 }
 
 /// Supervisor → itself: these partitions exist, with their starts.

@@ -15,7 +15,7 @@ use arrow::datatypes::Int64Type;
 use futures::future::join_all;
 use tokio::sync::MutexGuard;
 use tokio::time::{Duration, Instant};
-use tracing::Instrument;
+use tracing::{Instrument, Span};
 
 use crate::aggregation::AggregationActor;
 use crate::board::{Activity, ActorId, Life};
@@ -28,6 +28,7 @@ use crate::ports::{
     CrashNote, PartitionReader, SourceBatch, SourceError, SourceStage, StageError, StageInput, StageOutput,
 };
 use crate::position::{Offset, Range, SourcePartition, Watermark};
+use crate::spans::{self, Sampling, part_of};
 
 /// How often an idle lane asks whether the other side still agrees.
 const PROBE: Duration = Duration::from_secs(1);
@@ -54,6 +55,8 @@ pub(crate) struct PartitionLife {
     pub(crate) panics: u32,
     /// One for each shard; none where the lane is switched off.
     pub(crate) lanes: Vec<Option<Addr<AggregationActor>>>,
+    /// The restart that this life begins with, if it is one.
+    pub(crate) restart: Span,
 }
 
 impl PartitionActor {
@@ -111,9 +114,10 @@ struct Lane {
 }
 
 impl PartitionLife {
-    async fn run(self) -> Cause {
+    async fn run(mut self) -> Cause {
         let mut unanswered = Unanswered::new();
-        match self.work(&mut unanswered).await {
+        let restart = std::mem::replace(&mut self.restart, Span::none());
+        match self.work(&mut unanswered, restart).await {
             Ok(never) => match never {},
             // A shard passes over what nobody waits for any more. No next life would send it again, so it would be missing
             // for as long as the partition is halted.
@@ -154,13 +158,53 @@ impl PartitionLife {
         (lanes.collect(), from, watermark)
     }
 
-    async fn work(&self, unanswered: &mut Unanswered) -> Result<std::convert::Infallible, Cause> {
+    /// The span of a batch that was fetched within a time.
+    fn batch_span(&self, batch: &SourceBatch, fetched_in: Duration) -> Span {
+        let began = i64::try_from(fetched_in.as_micros()).unwrap_or(i64::MAX);
+        let (rows, bytes) = (batch.records.num_rows() as i64, batch.bytes as i64);
+        let span = tracing::info_span!(
+            parent: None,
+            "batch",
+            otel.kind = "consumer",
+            messaging.system = "kafka",
+            messaging.operation.name = "process",
+            messaging.operation.type = "process",
+            messaging.destination.name = %self.partition.topic,
+            messaging.destination.partition.id = %self.partition.key.partition,
+            messaging.batch.message_count = rows,
+            strandline.offset.from = batch.range.from.0,
+            strandline.offset.until = batch.range.until.0,
+            strandline.bytes = bytes,
+            began_before_us = began,
+        );
+        drop(part_of!(
+            span,
+            "fetch",
+            otel.kind = "client",
+            messaging.system = "kafka",
+            messaging.operation.name = "poll",
+            messaging.operation.type = "receive",
+            messaging.batch.message_count = rows,
+            strandline.bytes = bytes,
+            began_before_us = began,
+        ));
+        if !span.is_disabled() {
+            self.env.pipeline.source.link(&span, &batch.producers);
+        }
+        span
+    }
+
+    async fn work(&self, unanswered: &mut Unanswered, restart: Span) -> Result<std::convert::Infallible, Cause> {
         let (env, key) = (&self.env, self.partition.key);
-        let (mut lanes, mut position, mut watermark) = self.register().await;
+        let registering = self.register().instrument(part_of!(restart, "register"));
+        let (mut lanes, mut position, mut watermark) = registering.await;
         let begun_at = position;
         let mut suspicion = self.suspicion(begun_at).await?;
         let mut reader = env.pipeline.source.open(&self.partition, position).await?;
         let mut stage = env.pipeline.query.source_stage(&self.partition);
+        spans::lasted(&restart);
+        drop(restart);
+        let mut sampling = Sampling::new(env.pipeline.tuning.trace_interval);
         let mut last_probe = Instant::now();
         // Since when the shards have everything up to the end of the log.
         let mut quiet: Option<Instant> = None;
@@ -173,17 +217,10 @@ impl PartitionLife {
 
         loop {
             self.activity(Activity::Reading);
+            let reading = Instant::now();
             let batch = self.read(reader.as_mut(), position, &suspicion).await?;
-            let span = tracing::info_span!(
-                "batch",
-                messaging.system = "kafka",
-                messaging.destination.name = %self.partition.topic,
-                messaging.destination.partition.id = key.partition,
-                from = batch.range.from.0,
-                until = batch.range.until.0,
-                rows = batch.records.num_rows(),
-                bytes = batch.bytes,
-            );
+            let traced = !batch.range.is_empty() && sampling.due();
+            let span = if traced { self.batch_span(&batch, reading.elapsed()) } else { Span::none() };
             if batch.lost {
                 let what = format!("the records of {} were deleted before they were read: they are lost", batch.range);
                 env.board.event(ActorId::Partition(key), what);
@@ -219,7 +256,8 @@ impl PartitionLife {
                 None
             } else {
                 self.activity(Activity::WaitingForCredit);
-                env.credits.acquire(batch.records.num_rows(), batch.bytes).instrument(span.clone()).await.map(Arc::new)
+                let acquiring = env.credits.acquire(batch.records.num_rows(), batch.bytes);
+                acquiring.instrument(part_of!(span, "credit")).await.map(Arc::new)
             };
             let waited = waiting.elapsed();
 
@@ -232,7 +270,9 @@ impl PartitionLife {
             let quiet = quiet.map(|since| since.elapsed());
             let process = |stage: &mut Box<dyn SourceStage>, batch: &SourceBatch| {
                 let given = Given { batch, watermark, quiet, cuts: &cuts };
+                let span = part_of!(span, "source stage");
                 span.in_scope(|| self.process(stage, given, &suspicion))
+                    .inspect_err(|unprocessed| unprocessed.note(&span))
             };
             let (batch, output, refused) = match process(&mut stage, &batch) {
                 Ok(output) => (batch, output, None),
@@ -256,6 +296,15 @@ impl PartitionLife {
                 let Some(lane) = lane else { continue };
                 invariant!(batch.range.from <= lane.next, "{} leaves a gap in a lane at {}", batch.range, lane.next);
                 let Some(range) = lane::cut(batch.range, lane.next) else { continue };
+                let count: usize = rows.rows.iter().map(RecordBatch::num_rows).sum();
+                let of_lane = part_of!(
+                    span,
+                    "lane",
+                    strandline.shard = number as i64,
+                    strandline.offset.from = range.from.0,
+                    strandline.offset.until = range.until.0,
+                    strandline.rows = count as i64,
+                );
                 let message = LaneBatch {
                     partition: key,
                     incarnation: self.incarnation,
@@ -265,7 +314,8 @@ impl PartitionLife {
                     idle,
                     rows,
                     credit: credit.clone(),
-                    span: span.clone(),
+                    batch: span.clone(),
+                    span: of_lane,
                 };
                 unanswered.push((number, lane.shard.send(message)));
                 lane.next = range.until;
@@ -414,6 +464,16 @@ enum Unprocessed {
     Ended(Cause),
 }
 
+impl Unprocessed {
+    /// Notes it in the span of the stage.
+    fn note(&self, span: &Span) {
+        match self {
+            Self::Refused { why, .. } => spans::died(span, &Cause::Halt(why.clone())),
+            Self::Ended(cause) => spans::died(span, cause),
+        }
+    }
+}
+
 impl From<StageError> for Unprocessed {
     fn from(error: StageError) -> Self {
         match error {
@@ -555,7 +615,7 @@ mod tests {
         let offsets: arrow::array::ArrayRef = std::sync::Arc::new(arrow::array::Int64Array::from(vec![3, 4, 8]));
         let records = RecordBatch::try_from_iter([(crate::ports::raw::OFFSET, offsets)]).expect("a batch");
         let range = Range::new(Offset(1), Offset(12));
-        let batch = SourceBatch { range, records, bytes: 30, end: None, lost: false };
+        let batch = SourceBatch { range, records, bytes: 30, end: None, lost: false, producers: Default::default() };
         for (at, rows) in [(3, 0), (4, 1), (8, 2)] {
             let before = before(&batch, Offset(at)).expect("a part");
             assert_eq!((before.range, before.records.num_rows()), (Range::new(Offset(1), Offset(at)), rows));

@@ -1,8 +1,9 @@
-//! The named points at which a test ends the process, to show that nothing is lost there.
+//! The named points at which a test ends the process or an actor, to show that nothing is lost there.
 //!
 //! They exist only in test builds (the feature `points`, which the tests of the service switch on and `cargo build` does
 //! not): otherwise reaching one compiles to nothing. `KILL_AT=<point>:<n>` in the environment of a test build makes the
-//! process kill itself by SIGKILL when it comes to that point for the n-th time.
+//! process kill itself by SIGKILL when it comes to that point for the n-th time, and `PANIC_AT=<point>:<n>` makes the actor
+//! panic that does.
 
 /// A place in the life of a batch, a checkpoint or a shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -93,28 +94,38 @@ mod reached {
 
     use super::Point;
 
-    /// Where to die, and how often that point has still to be reached.
-    static KILL_AT: LazyLock<Option<(Point, AtomicU64)>> = LazyLock::new(|| {
-        let given = std::env::var("KILL_AT").ok()?;
+    /// A point, and how often it has still to be reached.
+    type Wanted = LazyLock<Option<(Point, AtomicU64)>>;
+
+    static KILL_AT: Wanted = LazyLock::new(|| wanted("KILL_AT"));
+    static PANIC_AT: Wanted = LazyLock::new(|| wanted("PANIC_AT"));
+
+    fn wanted(variable: &str) -> Option<(Point, AtomicU64)> {
+        let given = std::env::var(variable).ok()?;
         let parsed = given.split_once(':').and_then(|(name, count)| {
             let point = Point::ALL.into_iter().find(|point| point.name() == name)?;
             Some((point, AtomicU64::new(count.parse().ok().filter(|count| *count > 0)?)))
         });
-        Some(parsed.unwrap_or_else(|| panic!("KILL_AT is `{given}`, which is no <point>:<n>")))
-    });
+        Some(parsed.unwrap_or_else(|| panic!("{variable} is `{given}`, which is no <point>:<n>")))
+    }
 
     /// The time that a request gets to leave the process before it dies.
     const ON_ITS_WAY: Duration = Duration::from_millis(20);
 
-    fn is_the_end(point: Point) -> bool {
-        KILL_AT.as_ref().is_some_and(|(wanted, left)| *wanted == point && left.fetch_sub(1, Ordering::SeqCst) == 1)
+    fn is_due(at: &Wanted, point: Point) -> bool {
+        at.as_ref().is_some_and(|(wanted, left)| *wanted == point && left.fetch_sub(1, Ordering::SeqCst) == 1)
     }
 
-    /// Ends the process if it was told to die here.
+    fn is_the_end(point: Point) -> bool {
+        is_due(&KILL_AT, point)
+    }
+
+    /// Ends the process, or the actor, if it was told to die here.
     pub(crate) fn reach(point: Point) {
         if is_the_end(point) {
             die(point);
         }
+        assert!(!is_due(&PANIC_AT, point), "told to panic at the point {}", point.name());
     }
 
     fn die(point: Point) -> ! {

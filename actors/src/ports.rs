@@ -8,6 +8,7 @@ use std::time::Duration;
 use arrow::array::RecordBatch;
 use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
+use tracing::Span;
 
 use crate::pointer::{Attempt, Base, Epoch, Generation, Pointer, SegmentKey, ShardId};
 use crate::position::{Counts, Offset, PartitionKey, Range, SourcePartition, Watermark};
@@ -37,7 +38,21 @@ pub struct SourceBatch {
     pub end: Option<Offset>,
     /// The records of the whole range were deleted before they were read, and the policy says to go on without them.
     pub lost: bool,
+    /// The spans in which some of its records were produced, as their headers tell.
+    pub producers: Producers,
 }
+
+/// A span of somebody else, as the W3C's `traceparent` names it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct TraceParent {
+    /// Its trace.
+    pub trace: u128,
+    /// The span itself.
+    pub span: u64,
+}
+
+/// A few spans, each of another trace.
+pub type Producers = [Option<TraceParent>; 4];
 
 /// The columns of an undecoded batch: `_offset BIGINT`, `_timestamp TIMESTAMP(ms, UTC)`, `_key`, `_value` (nullable
 /// BINARY), `_headers` (list of `{key VARCHAR, value BINARY}`, nullable; the adapter may leave it out when unused).
@@ -77,6 +92,9 @@ pub trait Source: Send + Sync {
 
     /// Starts to read a partition at an offset.
     async fn open(&self, partition: &SourcePartition, from: Offset) -> Result<Box<dyn PartitionReader>, SourceError>;
+
+    /// Links the span of a batch with those in which its records were produced.
+    fn link(&self, _batch: &Span, _producers: &Producers) {}
 }
 
 /// One partition that is being read. Dropping it stops the reading.

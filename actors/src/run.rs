@@ -14,7 +14,8 @@ use crate::child::{self, Cause};
 use crate::env::Pipeline;
 use crate::message::{CrashActor, Resume, Stop, Target};
 use crate::restart::{Crashes, Restart};
-use crate::supervisor::{Arbiters, Placement, Shared, Supervisor};
+use crate::spans;
+use crate::supervisor::{Arbiters, Placement, Shared, Supervisor, restart};
 
 /// How a pipeline ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -126,11 +127,11 @@ async fn supervise(shared: Arc<Shared>, control: Arc<Control>) -> Outcome {
             Cause::Stopped | Cause::Fenced(_) | Cause::Halt(_) => Life::Stopped,
             _ => Life::BackingOff,
         });
-        let why = match cause {
+        let why = match &cause {
             _ if control.killed.load(Ordering::SeqCst) => return Outcome::Failed("killed".into()),
             Cause::Stopped => return Outcome::Stopped,
-            Cause::Fenced(why) => return Outcome::SteppedDown(why),
-            Cause::Halt(why) => return Outcome::Failed(why),
+            Cause::Fenced(why) => return Outcome::SteppedDown(why.clone()),
+            Cause::Halt(why) => return Outcome::Failed(why.clone()),
             cause => cause.to_string(),
         };
         if control.stop.load(Ordering::SeqCst) {
@@ -144,10 +145,11 @@ async fn supervise(shared: Arc<Shared>, control: Arc<Control>) -> Outcome {
         });
         match crashes.crashed(since.elapsed(), 0.5) {
             Restart::After(pause) => {
-                tracing::error!("the supervisor died ({why}); starting everything anew in {pause:?}");
+                let span = restart(ActorId::Supervisor, &cause, pause);
                 // Whoever wants the end does not wait for the pause.
                 let told = control.told.notified();
                 let _ = tokio::time::timeout(pause.max(Duration::from_millis(1)), told).await;
+                spans::lasted(&span);
                 if control.killed.load(Ordering::SeqCst) && !flaw!(KilledInPauseComesBack) {
                     return Outcome::Failed("killed".into());
                 }

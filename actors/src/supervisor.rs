@@ -15,6 +15,7 @@ use actix_rt::{Arbiter, ArbiterHandle};
 use futures::future::AbortHandle;
 use futures::stream::{self, StreamExt};
 use tokio::time::Instant;
+use tracing::Span;
 use uuid::Uuid;
 
 use crate::aggregation::AggregationActor;
@@ -33,6 +34,7 @@ use crate::ports::{SourceError, StoreError};
 use crate::position::{Offset, PartitionKey, SourcePartition};
 use crate::restart::{Crashes, Restart};
 use crate::retention::{self, Beginnings};
+use crate::spans;
 
 /// Under this partition number the store keeps that all partitions of a topic's first discovery have their start.
 const FIRST_DISCOVERY: i32 = -1;
@@ -229,7 +231,7 @@ impl Supervisor {
         tracing::info!(pipeline = %self.shared.pipeline.name, %generation, shards = self.shards.len(), "starting");
         self.start_committer(ctx);
         for shard in 0..self.shared.pipeline.shards {
-            self.start_shard(ctx, shard);
+            self.start_shard(ctx, shard, &Span::none());
         }
         ctx.run_interval((tuning.stall / 8).max(Duration::from_millis(10)), Self::watch);
     }
@@ -245,13 +247,14 @@ impl Supervisor {
         (committer.incarnation, committer.since, committer.child) = (incarnation, Instant::now(), Some(child));
     }
 
-    fn start_shard(&mut self, ctx: &mut Context<Self>, shard: ShardId) {
+    fn start_shard(&mut self, ctx: &mut Context<Self>, shard: ShardId, restart: &Span) {
         let (Some(env), Some(committer)) = (self.env.clone(), &self.committer.child) else { return };
         let committer = committer.addr.clone();
         let (id, incarnation) = (ActorId::Shard(shard), self.shared.incarnation());
         let died = Self::monitor(ctx, id, incarnation);
         let starts = self.starts();
-        let make = move |exit| AggregationActor::new(env, shard, incarnation, committer, starts, exit);
+        let restart = restart.clone();
+        let make = move |exit| AggregationActor::new(env, shard, incarnation, committer, starts, restart, exit);
         let child = child::spawn(&self.shared.arbiter(id), make, died);
         self.shared.born(id, child.abort_handle());
         self.show_started(id, incarnation, Life::Starting);
@@ -265,7 +268,7 @@ impl Supervisor {
         self.partitions.iter().filter_map(|(key, known)| Some((*key, *known.start.as_ref().ok()?))).collect()
     }
 
-    fn start_partition(&mut self, ctx: &mut Context<Self>, key: PartitionKey) {
+    fn start_partition(&mut self, ctx: &mut Context<Self>, key: PartitionKey, restart: &Span) {
         let Some(env) = self.env.clone() else { return };
         // A shard that is backing off has no address: the partitions start again when it does.
         if self.shards.iter().any(|shard| shard.child.is_none() && !shard.halted) {
@@ -285,7 +288,7 @@ impl Supervisor {
         let (id, incarnation) = (ActorId::Partition(key), self.shared.incarnation());
         let died = Self::monitor(ctx, id, incarnation);
         let (partition, panics) = (known.partition.clone(), known.panics.1);
-        let life = PartitionLife { env, partition, incarnation, start, panics, lanes };
+        let life = PartitionLife { env, partition, incarnation, start, panics, lanes, restart: restart.clone() };
         let child = child::spawn(&self.shared.arbiter(id), move |exit| PartitionActor::new(life, exit), died);
         self.shared.born(id, child.abort_handle());
         let actor = &mut known.actor;
@@ -294,9 +297,9 @@ impl Supervisor {
     }
 
     /// Starts every partition actor again, so that all ask the shards where they stand.
-    fn start_partitions(&mut self, ctx: &mut Context<Self>) {
+    fn start_partitions(&mut self, ctx: &mut Context<Self>, restart: &Span) {
         for key in self.partitions.keys().copied().collect::<Vec<_>>() {
-            self.start_partition(ctx, key);
+            self.start_partition(ctx, key, restart);
         }
     }
 
@@ -327,7 +330,9 @@ impl Supervisor {
                  has not read"
             }
         };
-        tracing::error!(actor = %id, "halted: {why}; {advice}");
+        let span = tracing::info_span!(parent: None, "halt", strandline.actor = %id);
+        spans::died(&span, &Cause::Halt(why.to_owned()));
+        span.in_scope(|| tracing::error!(actor = %id, "halted: {why}; {advice}"));
         self.shared.board.event(id, format!("halted: {why}"));
         self.shared.board.actor(id, |status| {
             (status.life, status.refused) = (Life::Halted, refused);
@@ -338,7 +343,7 @@ impl Supervisor {
                 let actor = &mut self.shards[shard as usize];
                 actor.end();
                 actor.halted = true;
-                self.start_partitions(ctx);
+                self.start_partitions(ctx, &span);
             }
             ActorId::Partition(key) => {
                 if let Some(known) = self.partitions.get_mut(&key) {
@@ -452,14 +457,14 @@ impl Supervisor {
         self.shared.board.event(id, cause.to_string());
         match decision {
             Restart::After(pause) => {
-                tracing::warn!(actor = %id, "{cause}; starting again in {pause:?}");
+                let span = restart(id, cause, pause);
                 if restarts_all {
                     self.end_partitions();
                 }
                 if id == ActorId::Committer {
                     self.shards.iter_mut().for_each(Supervised::end);
                 }
-                let again = StartAgain { id, incarnation };
+                let again = StartAgain { id, incarnation, span };
                 if pause.is_zero() {
                     ctx.notify(again);
                 } else {
@@ -492,6 +497,15 @@ impl Actor for Supervisor {
             Err(error) => actor.end(ctx, Cause::Halt(format!("the store refuses a new generation: {error}"))),
         }));
     }
+}
+
+/// The span of a restart, with its cause.
+pub(crate) fn restart(id: ActorId, cause: &Cause, pause: Duration) -> Span {
+    let kind = id.kind();
+    let span = tracing::info_span!(parent: None, "restart", strandline.actor = %id, strandline.actor.kind = kind);
+    spans::died(&span, cause);
+    span.in_scope(|| tracing::warn!(actor = %id, "{cause}; starting again in {pause:?}"));
+    span
 }
 
 /// Looks for partitions again and again, and decides where each starts. Ends only when the first look already fails for
@@ -620,7 +634,7 @@ impl Handler<Discovered> for Supervisor {
         }
         for (key, start) in found {
             match start {
-                Ok(_) => self.start_partition(ctx, key),
+                Ok(_) => self.start_partition(ctx, key, &Span::none()),
                 Err(why) => self.halt(ctx, ActorId::Partition(key), &why),
             }
         }
@@ -660,7 +674,7 @@ impl Handler<Died> for Supervisor {
 impl Handler<StartAgain> for Supervisor {
     type Result = ();
 
-    fn handle(&mut self, StartAgain { id, incarnation }: StartAgain, ctx: &mut Self::Context) {
+    fn handle(&mut self, StartAgain { id, incarnation, span }: StartAgain, ctx: &mut Self::Context) {
         if self.stopping {
             return;
         }
@@ -669,24 +683,24 @@ impl Handler<StartAgain> for Supervisor {
                 self.start_committer(ctx);
                 for shard in 0..self.shared.pipeline.shards {
                     if !self.shards[shard as usize].halted {
-                        self.start_shard(ctx, shard);
+                        self.start_shard(ctx, shard, &span);
                     }
                 }
-                self.start_partitions(ctx);
+                self.start_partitions(ctx, &span);
             }
             ActorId::Shard(shard) => {
                 let actor = &self.shards[shard as usize];
                 if actor.incarnation == incarnation && actor.child.is_none() {
-                    self.start_shard(ctx, shard);
+                    self.start_shard(ctx, shard, &span);
                     if !flaw!(PartitionsNotRestarted) {
-                        self.start_partitions(ctx);
+                        self.start_partitions(ctx, &span);
                     }
                 }
             }
             ActorId::Partition(key) => {
                 let again = self.partitions.get(&key);
                 if again.is_some_and(|known| known.actor.incarnation == incarnation && known.actor.child.is_none()) {
-                    self.start_partition(ctx, key);
+                    self.start_partition(ctx, key, &span);
                 }
             }
             _ => {}
@@ -704,8 +718,8 @@ impl Handler<Resume> for Supervisor {
                     actor.crashes.reset();
                     // While the committer pauses, its next start starts this shard too.
                     actor.halted = false;
-                    self.start_shard(ctx, shard);
-                    self.start_partitions(ctx);
+                    self.start_shard(ctx, shard, &Span::none());
+                    self.start_partitions(ctx, &Span::none());
                     true
                 }
                 _ => false,
@@ -715,7 +729,7 @@ impl Handler<Resume> for Supervisor {
                 Some(known) if known.actor.halted && known.start.is_ok() => {
                     known.actor.crashes.reset();
                     known.actor.halted = false;
-                    self.start_partition(ctx, key);
+                    self.start_partition(ctx, key, &Span::none());
                     true
                 }
                 _ => false,

@@ -23,7 +23,7 @@ pub(super) fn run(given: &Loaded) -> Result<(), Failure> {
     let settings = &given.settings;
     // What is wrong with the statements is told before anything is started.
     service::planned(settings)?;
-    let telemetry = Telemetry::start(&settings.log, Collector::of_environment(|name| std::env::var_os(name)))?;
+    let telemetry = Telemetry::start(&settings.log, Collector::of_environment(|name| std::env::var_os(name))?)?;
     let ending = Ending::default();
     let mut places: Vec<&str> = given.given.values().map(String::as_str).collect();
     places.sort_unstable();

@@ -11,13 +11,14 @@ use std::time::{Duration, Instant};
 
 use arrow::array::RecordBatch;
 use arrow::datatypes::SchemaRef;
-use strandline_actors::ports::{BatchLimit, SourceBatch};
+use strandline_actors::ports::{BatchLimit, Producers, SourceBatch};
 use strandline_actors::position::{Offset, Range};
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::columns::{self, Columns, LARGEST_BATCH, Parts, Record};
 use super::events::Events;
+use super::producers;
 use super::raw::{Client, Code, Message, Messages, Queue};
 
 /// A demand that nothing came for is answered with an empty batch after this time.
@@ -77,6 +78,8 @@ pub(super) struct Life {
     demand: Option<Demand>,
     /// The usual size of a record, to judge how many to take.
     mean: usize,
+    /// Where the first records of the batch that is being gathered were produced.
+    producers: Producers,
 }
 
 impl Life {
@@ -93,6 +96,7 @@ impl Life {
             trouble: None,
             demand: None,
             mean: 256,
+            producers: Producers::default(),
         }
     }
 
@@ -161,6 +165,7 @@ impl Life {
     /// Takes what is there, within the limits. `None`: nothing is there.
     fn gather(&mut self, limit: BatchLimit, client: &Client, events: &Events) -> Option<Answer> {
         let from = self.position;
+        self.producers = Producers::default();
         let mut columns = None;
         if self.trouble.is_none() && self.fill(&mut columns, limit) {
             events.answered();
@@ -201,6 +206,7 @@ impl Life {
             bytes,
             end: end.map(|end| Offset(end.max(self.position))),
             lost: false,
+            producers: self.producers,
         }
     }
 
@@ -244,6 +250,9 @@ impl Life {
                     if full && columns.rows() > 0 {
                         all = false;
                         break;
+                    }
+                    if columns.rows() < producers::SAMPLED {
+                        producers::note(&mut self.producers, message.header(producers::HEADER));
                     }
                     columns.push(&record);
                     self.position = record.offset + 1;

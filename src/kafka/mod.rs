@@ -11,7 +11,8 @@
 //! - Memory is bounded, whatever the backlog: by a share for each partition in librdkafka and by the limits of a batch.
 //!
 //! `raw` is the only module with `unsafe` code. `life` is one partition from its opening to its closing, `fetcher` the thread
-//! that serves the lives of one client, `reader` what the partition actor holds, `cluster` what is known of the topics.
+//! that serves the lives of one client, `reader` what the partition actor holds, `cluster` what is known of the topics,
+//! `producers` the traces that records came from.
 
 mod client;
 mod cluster;
@@ -20,6 +21,7 @@ mod embedded;
 mod events;
 mod fetcher;
 mod life;
+mod producers;
 #[allow(unsafe_code)]
 mod raw;
 mod reader;

@@ -94,6 +94,7 @@ impl Reader {
             bytes: 0,
             end: None,
             lost: false,
+            producers: Default::default(),
         }
     }
 
@@ -287,7 +288,8 @@ mod tests {
         }
         let bytes = columns.bytes();
         let range = Range::new(Offset(from), Offset(until));
-        SourceBatch { range, records: columns.finish().unwrap(), bytes, end: Some(Offset(until)), lost: false }
+        let (records, end) = (columns.finish().unwrap(), Some(Offset(until)));
+        SourceBatch { range, records, bytes, end, lost: false, producers: Default::default() }
     }
 
     #[test]

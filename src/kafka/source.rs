@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use strandline_actors::ports::{PartitionReader, Source, SourceError};
+use strandline_actors::ports::{PartitionReader, Producers, Source, SourceError};
 use strandline_actors::position::{Offset, SourcePartition};
 
 use crate::catalog::{KafkaTopic, StartingOffsets};
@@ -12,6 +12,7 @@ use crate::settings::KafkaSettings;
 
 use super::client::KafkaError;
 use super::cluster::{self, Cluster, Existence};
+use super::producers;
 use super::reader::Reader;
 
 /// What was asked within this time is not asked again when a partition is opened.
@@ -100,6 +101,10 @@ impl Source for KafkaSource {
             )));
         }
         Ok(Box::new(Reader::open(Arc::clone(&self.cluster), table, partition.clone(), from)?))
+    }
+
+    fn link(&self, batch: &tracing::Span, producers: &Producers) {
+        producers::link(batch, producers);
     }
 }
 

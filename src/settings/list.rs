@@ -26,19 +26,52 @@ impl Setting {
 pub const STANDARD_VARIABLES: &[(&str, &str)] = &[
     (
         "OTEL_EXPORTER_OTLP_ENDPOINT",
-        "Where traces go by OTLP over gRPC, such as `http://localhost:4317`. Unset: there are no traces. \
-         `OTEL_EXPORTER_OTLP_TRACES_ENDPOINT` wins over it.",
+        "Where traces go, such as `http://localhost:4317` for gRPC or `http://localhost:4318` for HTTP, where `/v1/traces` is \
+         added. Unset: there are no traces. TLS is not spoken: send to a collector or an agent nearby.",
     ),
-    ("OTEL_EXPORTER_OTLP_HEADERS", "Headers that are sent along, `name=value,...`. Never shown."),
+    (
+        "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
+        "The same for traces alone, and for HTTP with its whole path. Wins over it.",
+    ),
+    (
+        "OTEL_EXPORTER_OTLP_PROTOCOL",
+        "`grpc` (default) or `http/protobuf`. `OTEL_EXPORTER_OTLP_TRACES_PROTOCOL` wins over it.",
+    ),
+    (
+        "OTEL_EXPORTER_OTLP_HEADERS",
+        "Headers that are sent along, `name=value,...`. Never shown. `OTEL_EXPORTER_OTLP_TRACES_HEADERS` wins over it.",
+    ),
     (
         "OTEL_EXPORTER_OTLP_TIMEOUT",
-        "The time that sending one batch of spans may take, in milliseconds. Default 10000.",
+        "The time that one request may take, in milliseconds. Default 10000. `OTEL_EXPORTER_OTLP_TRACES_TIMEOUT` wins over \
+         it.",
     ),
+    ("OTEL_EXPORTER_OTLP_COMPRESSION", "Only `none`. `OTEL_EXPORTER_OTLP_TRACES_COMPRESSION` wins over it."),
+    (
+        "OTEL_TRACES_EXPORTER",
+        "`otlp`, also without an endpoint: then to `localhost`, on 4317 or 4318. `none`: there are no traces.",
+    ),
+    ("OTEL_SDK_DISABLED", "`true`: there are no traces."),
     ("OTEL_SERVICE_NAME", "The service's name in traces. Default `strandline`."),
     ("OTEL_RESOURCE_ATTRIBUTES", "Further attributes of the service in traces, `name=value,...`."),
     (
         "OTEL_TRACES_SAMPLER",
-        "Which batches are traced, with `OTEL_TRACES_SAMPLER_ARG`; for one in ten: `parentbased_traceidratio` and `0.1`.",
+        "Which traces are kept of those that are made: `always_on`, `always_off` or `traceidratio`, also after \
+         `parentbased_`. Default `parentbased_always_on`. Of batches one a second of each partition is made; for a share of \
+         all batches set `STRANDLINE_TRACES__BATCH_INTERVAL` to `0s` too.",
+    ),
+    ("OTEL_TRACES_SAMPLER_ARG", "For `traceidratio` the share, from 0 to 1."),
+    ("OTEL_BSP_MAX_QUEUE_SIZE", "Spans that wait to be sent at most; more are dropped and counted. Default 8192."),
+    ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "Spans that are sent at once at most. Default 512."),
+    ("OTEL_BSP_SCHEDULE_DELAY", "How long a span waits for others to be sent with, in milliseconds. Default 1000."),
+    (
+        "OTEL_BSP_EXPORT_TIMEOUT",
+        "The time that sending some spans may take with all repetitions, in milliseconds. Default 30000.",
+    ),
+    (
+        "OTEL_SPAN_ATTRIBUTE_COUNT_LIMIT",
+        "Attributes of a span at most, and so for `OTEL_SPAN_EVENT_COUNT_LIMIT` and `OTEL_SPAN_LINK_COUNT_LIMIT`. Default \
+         128 each.",
     ),
 ];
 
@@ -243,5 +276,12 @@ pub const SETTINGS: &[Setting] = &[
         "info",
         "What is logged: `error`, `warn`, `info`, `debug` or `trace`, also by module, such as \
          `info,strandline::kafka=debug`.",
+    ),
+    setting(
+        "traces.batch_interval",
+        Kind::Duration(0),
+        "1s",
+        "Of each partition, the first batch in each such interval has a trace, as has every checkpoint and every restart. \
+         `0s`: every batch. Where traces go is in the variables of OpenTelemetry below.",
     ),
 ];

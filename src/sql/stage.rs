@@ -13,6 +13,7 @@ use datafusion::error::DataFusionError;
 use datafusion::physical_expr::PhysicalExpr;
 use strandline_actors::ports::{SourceStage, StageError, StageInput, StageOutput, raw};
 use strandline_actors::position::SourcePartition;
+use strandline_actors::spans;
 
 use super::aggregation::Aggregation;
 use super::bisect::{Evaluated, evaluate};
@@ -185,7 +186,9 @@ impl SourceStage for BatchStage {
         lanes.gaps();
         let mut bad = Vec::new();
         let candidates = candidates(&plan, &input, offsets, first, &mut bad, &mut lanes)?;
-        let decoded = tools.decoder.decode(value_column(records)?, &candidates).map_err(failed)?;
+        let decoding = spans::part(|| tracing::info_span!("decode", strandline.rows = candidates.len() as i64));
+        let decoded =
+            decoding.in_scope(|| tools.decoder.decode(value_column(records)?, &candidates).map_err(failed))?;
         bad.extend(decoded.bad.into_iter().map(|(row, reason)| Bad {
             row: row as usize,
             reason,

@@ -13,14 +13,13 @@ use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::{OTelSdkError, OTelSdkResult};
 use opentelemetry_sdk::trace::{Span, SpanData, SpanExporter, SpanProcessor};
 use tokio::sync::{mpsc, watch};
-use tokio::time::{Instant, timeout_at};
+use tokio::time::{Instant, timeout, timeout_at};
 
-/// Spans that wait at most.
-const QUEUE: usize = 8192;
-/// Spans that are sent at once at most.
-const BATCH: usize = 512;
-/// How long a span waits for others to be sent with.
-const LINGER: Duration = Duration::from_secs(1);
+use super::past;
+use super::variables::Limits;
+
+/// The first pause between two lines of the log about a collector that takes nothing, and the longest.
+const REMINDERS: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(600));
 
 /// What became of spans.
 #[derive(Clone, Debug, Default)]
@@ -77,9 +76,10 @@ impl BoundedProcessor {
     /// Starts the thread. The exporter is made there, since its connection belongs to that thread's runtime.
     pub fn start<E: SpanExporter + 'static>(
         make: impl FnOnce() -> Result<E, String> + Send + 'static,
+        limits: Limits,
         counters: Counters,
     ) -> Result<Self, String> {
-        let (queue, waiting) = mpsc::channel(QUEUE);
+        let (queue, waiting) = mpsc::channel(limits.queue);
         let (end, ending) = watch::channel(None);
         let (made, wait) = blocking::sync_channel(1);
         let (over, ended) = blocking::sync_channel(1);
@@ -96,7 +96,7 @@ impl BoundedProcessor {
             };
             drop(guard);
             let _ = made.send(Ok(()));
-            runtime.block_on(Sending { exporter, counters: counted, waiting, ending }.run());
+            runtime.block_on(Sending { exporter, limits, counters: counted, waiting, ending, failing: None }.run());
             let _ = over.send(());
             // What hangs in the connection must not hold this thread.
             runtime.shutdown_background();
@@ -110,7 +110,8 @@ impl BoundedProcessor {
 impl SpanProcessor for BoundedProcessor {
     fn on_start(&self, _: &mut Span, _: &Context) {}
 
-    fn on_end(&self, span: SpanData) {
+    fn on_end(&self, mut span: SpanData) {
+        past::move_back(&mut span);
         if span.span_context.is_sampled() && self.queue.try_send(Message::Span(Box::new(span))).is_err() {
             self.counters.add_dropped(1);
         }
@@ -145,15 +146,18 @@ impl SpanProcessor for BoundedProcessor {
 /// The other end of the queue.
 struct Sending<E> {
     exporter: E,
+    limits: Limits,
     counters: Counters,
     waiting: mpsc::Receiver<Message>,
     ending: watch::Receiver<Option<Instant>>,
+    /// While nothing is taken: when that is said again, and the pause until then.
+    failing: Option<(Instant, Duration)>,
 }
 
 impl<E: SpanExporter> Sending<E> {
     async fn run(mut self) {
         let mut ending = self.ending.clone();
-        let mut batch = Vec::with_capacity(BATCH);
+        let mut batch = Vec::new();
         loop {
             let flushed = tokio::select! {
                 biased;
@@ -164,7 +168,7 @@ impl<E: SpanExporter> Sending<E> {
             tokio::select! {
                 biased;
                 () = self.export(&mut batch) => {}
-                () = over(self.ending.clone()) => break,
+                () = over(ending.clone()) => break,
             }
             if let Some(flushed) = flushed {
                 let _ = flushed.send(());
@@ -175,8 +179,8 @@ impl<E: SpanExporter> Sending<E> {
 
     /// Waits for spans until there are enough, or the first has waited long enough.
     async fn gather(&mut self, batch: &mut Vec<SpanData>) -> Option<blocking::SyncSender<()>> {
-        let mut until: Option<Instant> = (!batch.is_empty()).then(|| Instant::now() + LINGER);
-        while batch.len() < BATCH {
+        let mut until: Option<Instant> = (!batch.is_empty()).then(|| Instant::now() + self.limits.linger);
+        while batch.len() < self.limits.batch {
             let message = match until {
                 None => self.waiting.recv().await,
                 Some(until) => match timeout_at(until, self.waiting.recv()).await {
@@ -187,7 +191,7 @@ impl<E: SpanExporter> Sending<E> {
             match message {
                 Some(Message::Span(span)) => {
                     batch.push(*span);
-                    until.get_or_insert_with(|| Instant::now() + LINGER);
+                    until.get_or_insert_with(|| Instant::now() + self.limits.linger);
                 }
                 Some(Message::Resource(resource)) => self.exporter.set_resource(&resource),
                 Some(Message::Flush(done)) => return Some(done),
@@ -198,20 +202,39 @@ impl<E: SpanExporter> Sending<E> {
         None
     }
 
-    async fn export(&self, batch: &mut Vec<SpanData>) {
+    async fn export(&mut self, batch: &mut Vec<SpanData>) {
         if batch.is_empty() {
             return;
         }
         // Kept until it is known what became of them, so that an end in between can count them.
-        match self.exporter.export(batch.clone()).await {
-            Ok(()) => self.counters.add_sent(batch.len()),
+        let patience = self.limits.patience;
+        let exported = timeout(patience, self.exporter.export(batch.clone())).await;
+        match exported.unwrap_or(Err(OTelSdkError::Timeout(patience))) {
+            Ok(()) => {
+                self.counters.add_sent(batch.len());
+                if self.failing.take().is_some() {
+                    tracing::info!("traces are taken again; {} spans were dropped so far", self.counters.dropped());
+                }
+            }
             Err(error) => {
                 self.counters.add_dropped(batch.len());
-                let dropped = self.counters.dropped();
-                tracing::warn!("{} spans could not be sent: {error}; {dropped} were dropped so far", batch.len());
+                self.complain(&error);
             }
         }
         batch.clear();
+    }
+
+    /// Says that nothing is taken, at once and then less and less often.
+    fn complain(&mut self, error: &OTelSdkError) {
+        let now = Instant::now();
+        let pause = match self.failing {
+            None => REMINDERS.0,
+            Some((next, pause)) if now >= next => (pause * 2).min(REMINDERS.1),
+            Some(_) => return,
+        };
+        self.failing = Some((now + pause, pause));
+        let dropped = self.counters.dropped();
+        tracing::warn!("traces cannot be sent: {error}; {dropped} spans were dropped so far, the work goes on");
     }
 
     /// Sends the rest until the deadline and counts what is left then.
@@ -219,7 +242,7 @@ impl<E: SpanExporter> Sending<E> {
         let deadline = (*self.ending.borrow()).unwrap_or_else(Instant::now);
         let sending = async {
             loop {
-                while batch.len() < BATCH {
+                while batch.len() < self.limits.batch {
                     match self.waiting.try_recv() {
                         Ok(Message::Span(span)) => batch.push(*span),
                         Ok(Message::Resource(resource)) => self.exporter.set_resource(&resource),

@@ -5,7 +5,7 @@ use std::net::TcpListener;
 use std::sync::atomic::AtomicBool;
 
 use opentelemetry::trace::{Span as _, Tracer, TracerProvider};
-use opentelemetry_otlp::WithExportConfig;
+use opentelemetry_otlp::{Protocol, SpanExporter, WithExportConfig};
 use opentelemetry_sdk::trace::SdkTracerProvider;
 
 use super::*;
@@ -18,7 +18,7 @@ struct Memory {
     refuses: Arc<AtomicBool>,
 }
 
-impl SpanExporter for Memory {
+impl super::SpanExporter for Memory {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         if self.refuses.load(Ordering::SeqCst) {
             return Err(OTelSdkError::InternalFailure("refused".into()));
@@ -33,7 +33,7 @@ impl SpanExporter for Memory {
 }
 
 fn provider(counters: &Counters, exporter: Memory) -> SdkTracerProvider {
-    let processor = BoundedProcessor::start(move || Ok(exporter), counters.clone()).unwrap();
+    let processor = BoundedProcessor::start(move || Ok(exporter), Limits::default(), counters.clone()).unwrap();
     let resource = Resource::builder_empty().with_service_name("tested").build();
     SdkTracerProvider::builder().with_span_processor(processor).with_resource(resource).build()
 }
@@ -78,10 +78,59 @@ fn refused_spans_are_counted() {
     assert_eq!((counters.sent(), counters.dropped()), (0, 7));
 }
 
+#[test]
+fn a_span_that_says_that_it_began_earlier_is_moved_there() {
+    let (counters, memory) = (Counters::default(), Memory::default());
+    let provider = provider(&counters, memory.clone());
+    let tracer = provider.tracer("test");
+    let began = opentelemetry::KeyValue::new(strandline_actors::spans::BEGAN_BEFORE, 2_500_000_i64);
+    let other = opentelemetry::KeyValue::new("other", 7_i64);
+    let before = std::time::SystemTime::now();
+    tracer.span_builder("fetched").with_attributes([began, other.clone()]).start(&tracer).end();
+    provider.force_flush().unwrap();
+    let spans = memory.spans.lock().unwrap();
+    let lasted = spans[0].end_time.duration_since(spans[0].start_time).unwrap();
+    assert!(lasted >= Duration::from_millis(2_500) && spans[0].end_time >= before, "{lasted:?}");
+    assert_eq!(spans[0].attributes, [other]);
+}
+
+/// An exporter that takes its time.
+#[derive(Debug)]
+struct Slow;
+
+impl super::SpanExporter for Slow {
+    async fn export(&self, _: Vec<SpanData>) -> OTelSdkResult {
+        std::future::pending().await
+    }
+}
+
+#[test]
+fn spans_that_take_too_long_are_given_up_and_counted() {
+    let counters = Counters::default();
+    let limits = Limits { patience: Duration::from_millis(20), ..Limits::default() };
+    let processor = BoundedProcessor::start(|| Ok(Slow), limits, counters.clone()).unwrap();
+    let provider = SdkTracerProvider::builder().with_span_processor(processor).build();
+    spans(&provider, 3);
+    provider.force_flush().unwrap();
+    assert_eq!((counters.sent(), counters.dropped()), (0, 3));
+}
+
 /// A collector that takes connections and never says a word.
 /// Case: lost spans (opentelemetry-rust#3453, #1963).
 #[test]
 fn a_collector_that_never_answers_holds_up_nobody() {
+    holds_up_nobody(|endpoint| SpanExporter::builder().with_tonic().with_endpoint(endpoint).build().unwrap());
+}
+
+#[test]
+fn a_collector_that_never_answers_by_http_holds_up_nobody() {
+    holds_up_nobody(|endpoint| {
+        let builder = SpanExporter::builder().with_http().with_protocol(Protocol::HttpBinary);
+        builder.with_endpoint(endpoint).build().unwrap()
+    });
+}
+
+fn holds_up_nobody(make: impl FnOnce(String) -> SpanExporter + Send + 'static) {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     std::thread::spawn(move || {
@@ -90,15 +139,11 @@ fn a_collector_that_never_answers_holds_up_nobody() {
             open.push(connection);
         }
     });
-    let counters = Counters::default();
-    let make = move || {
-        let exporter = opentelemetry_otlp::SpanExporter::builder().with_tonic().with_endpoint(endpoint).build();
-        exporter.map_err(|error| error.to_string())
-    };
-    let processor = BoundedProcessor::start(make, counters.clone()).unwrap();
+    let (counters, limits) = (Counters::default(), Limits::default());
+    let processor = BoundedProcessor::start(move || Ok(make(endpoint)), limits, counters.clone()).unwrap();
     let provider = SdkTracerProvider::builder().with_span_processor(processor).build();
 
-    let made = QUEUE * 3;
+    let made = limits.queue * 3;
     let begun = std::time::Instant::now();
     spans(&provider, made);
     // If ending a span waited for the collector, this would take as long as the collector's timeout of ten seconds.

@@ -494,7 +494,11 @@ fn traces_of_batches_and_checkpoints_reach_the_collector() {
             }
         }
     });
-    let settings = [("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()), ("SHUTDOWN__DEADLINE", "5s")];
+    let settings = [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "500"),
+        ("SHUTDOWN__DEADLINE", "5s"),
+    ];
     let running = Running::start(&place, &kafka, &settings);
     let wanted = ["strandline", "service.name", "batch", "messaging.destination.partition.id", "merge", "checkpoint"];
     let (mut bytes, until) = (Vec::new(), Instant::now() + PATIENCE);

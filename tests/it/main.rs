@@ -31,3 +31,4 @@ mod store_conformance;
 mod store_places;
 mod takeover;
 mod test_topic;
+mod traces;

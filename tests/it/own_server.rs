@@ -1,4 +1,4 @@
-//! A Kafka or a Cassandra of a test's own, which it may kill, freeze and start again.
+//! A Kafka, a Cassandra or a Jaeger of a test's own, which it may kill, freeze and start again.
 
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ pub(crate) struct OwnServer {
 }
 
 impl OwnServer {
-    /// Starts a `kafka` or a `cassandra`.
+    /// Starts a `kafka`, a `cassandra` or a `jaeger`.
     pub(crate) async fn start(kind: &'static str) -> Self {
         Self::start_with(kind, "", &[]).await
     }
@@ -58,6 +58,11 @@ impl OwnServer {
         format!("127.0.0.1:{}", self.port)
     }
 
+    /// The address of one of the ports after its first.
+    pub(crate) fn neighbour(&self, number: u16) -> String {
+        format!("127.0.0.1:{}", self.port + number)
+    }
+
     /// Does something to it: `kill`, `pause`, `cont`, or `start` with its data.
     pub(crate) async fn does(&self, verb: &str) {
         assert!(
@@ -89,12 +94,12 @@ impl Drop for OwnServer {
     }
 }
 
-/// The first of two neighbouring ports that are free, below those that the ends of connections get.
+/// The first of three neighbouring ports that are free, below those that the ends of connections get.
 fn free_port() -> u16 {
-    let first = (std::process::id() % 2_000) as u16;
-    for _ in 0..2_000 {
-        let port = 22_000 + (first + NEXT.fetch_add(1, Ordering::SeqCst)) % 2_000 * 2;
-        if [port, port + 1].into_iter().all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok()) {
+    let first = (std::process::id() % 1_000) as u16;
+    for _ in 0..1_000 {
+        let port = 22_000 + (first + NEXT.fetch_add(1, Ordering::SeqCst)) % 1_000 * 4;
+        if (port..port + 3).all(|port| TcpListener::bind(("127.0.0.1", port)).is_ok()) {
             return port;
         }
     }

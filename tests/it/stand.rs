@@ -136,6 +136,13 @@ impl Stand {
         (service, console)
     }
 
+    /// Starts the service with these variables too, by their whole names.
+    pub(crate) fn start_in(&self, sql: &str, variables: &[(&str, &str)]) -> Service {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_strandline"));
+        command.arg("run").envs(self.environment(sql)).envs(variables.iter().copied());
+        Service::start(command)
+    }
+
     /// What `check --connect` says of these statements.
     pub(crate) fn check(&self, sql: &str) -> String {
         let mut command = Command::new(env!("CARGO_BIN_EXE_strandline"));
@@ -217,7 +224,7 @@ impl Service {
     /// What a request to a path of its status page answers; `None` while there is no page.
     pub(crate) fn ask(&self, method: &str, path: &str) -> Option<(u16, String)> {
         let said = self.said();
-        let address = said.split("status page at http://").nth(1)?.lines().next()?.trim_end();
+        let address = said.split("status page at http://").nth(1)?.split(['\n', '"']).next()?.trim_end();
         let mut stream = TcpStream::connect(address).ok()?;
         write!(stream, "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").ok()?;
         let mut answer = String::new();

@@ -155,6 +155,13 @@ impl PartitionReader for Reader {
         if !empty {
             self.process.note(|| format!("read partition {} {range} of {end:?}", self.partition));
         }
-        Ok(SourceBatch { range, bytes: rows.num_rows() * 24, records: rows, end, lost: false })
+        Ok(SourceBatch {
+            range,
+            bytes: rows.num_rows() * 24,
+            records: rows,
+            end,
+            lost: false,
+            producers: Default::default(),
+        })
     }
 }

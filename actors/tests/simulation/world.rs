@@ -220,6 +220,7 @@ impl World {
                 stall: Duration::from_secs(30),
                 poison_crashes: 3,
                 takeover_after: Duration::from_secs(2),
+                trace_interval: Duration::from_secs(1),
             },
         };
         let (handle, running) = run(Arc::new(pipeline), Placement::Current);

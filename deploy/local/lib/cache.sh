@@ -1,24 +1,30 @@
 # The cache: what the servers need to run, installed or downloaded once, outside the source tree.
 #
-# A server's jars are complete or absent: they are gathered in a directory of another name and then moved. The pom that
-# they were gathered from lies beside them and is the stamp: while it says the same, there is nothing to do.
+# What a server needs is complete or absent: it is gathered in a directory of another name and then moved. Jars lie beside
+# the pom that they were gathered from, which is the stamp: while it says the same, there is nothing to do.
 
 cache=${SERVICES_CACHE:-${XDG_CACHE_HOME:-$HOME/.cache}/strandline}
 
-# fetch KIND: installs what is missing and downloads the jars of the server. Parallel calls wait for one another.
+# fetch KIND: installs what is missing and downloads or builds the server. Parallel calls wait for one another.
 fetch() {
     local kind=$1
-    if have_java && have_jars "$kind"; then return; fi
+    if "${kind}_is_there"; then return; fi
 
     mkdir -p "$cache"
     (
         flock -n 8 || { say "waiting for another fetch"; flock 8; }
-        install_commands
-        if ! have_jars "$kind"; then
-            download_jars "$kind"
-            make_archive "$kind" || say "$kind: that failed; it works all the same"
-        fi
+        if ! "${kind}_is_there"; then "${kind}_get"; fi
     ) 8>"$cache/fetch.lock"
+}
+
+jars_are_there() { have_java && have_jars "$1"; }
+
+get_jars() {
+    install_commands
+    if ! have_jars "$1"; then
+        download_jars "$1"
+        make_archive "$1" || say "$1: that failed; it works all the same"
+    fi
 }
 
 jars() { echo "$cache/$1/lib"; }
@@ -79,8 +85,11 @@ install_commands() {
     local packages=()
     have_java || packages+=(openjdk-17-jdk-headless)
     command -v mvn >/dev/null || packages+=(maven)
-    if ((${#packages[@]} == 0)); then return; fi
+    if ((${#packages[@]} > 0)); then install_packages "${packages[@]}"; fi
+}
 
+install_packages() {
+    local packages=("$@")
     command -v apt-get >/dev/null || fail "please install: ${packages[*]} (there is no apt-get to do it with)"
     local as_root=()
     if ((EUID != 0)); then

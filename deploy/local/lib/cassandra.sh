@@ -3,6 +3,9 @@
 cassandra_version=5.0.6
 cassandra_port=9042
 
+cassandra_is_there() { jars_are_there cassandra; }
+cassandra_get() { get_jars cassandra; }
+
 cassandra_pom() { pom org.apache.cassandra:cassandra-all:$cassandra_version; }
 
 # Of a key that is there twice the yaml reader takes the last, so --set comes last.
@@ -50,12 +53,14 @@ YAML
     } >"$dir/cassandra.yaml"
 }
 
+cassandra_mark() { java_mark; }
+
 # Without "foreground" Cassandra closes its standard output, which is the log, just before it says that it listens.
 cassandra_command() {
     local options opens
     read -ra options <<<"${SERVICES_CASSANDRA_JVM:--Xms512m -Xmx1g} $(archive_options cassandra)"
     mapfile -t opens <"$here/lib/cassandra-jvm17.options"
-    command=("$(java17)" "-Dstrandline.instance=$dir" "${options[@]}" "${extra_options[@]}" "${opens[@]}"
+    command=("$(java17)" "$(cassandra_mark)" "${options[@]}" "${extra_options[@]}" "${opens[@]}"
         -XX:+UnlockDiagnosticVMOptions -XX:+AllowArchivingWithJavaAgent -Djava.net.preferIPv4Stack=true
         "-javaagent:$(jars cassandra)/jamm-0.4.0.jar" "-Dlogback.configurationFile=$here/lib/cassandra-logback.xml"
         "-Dcassandra.config=file://$dir/cassandra.yaml" "-Dcassandra.storagedir=$dir/data" "-Dcassandra.logdir=$dir"

@@ -46,7 +46,7 @@ running_pid() {
     local pid
     [[ -s $dir/pid ]] || return 1
     pid=$(<"$dir/pid")
-    { tr '\0' '\n' <"/proc/$pid/cmdline"; } 2>/dev/null | grep -xF -- "-Dstrandline.instance=$dir" >/dev/null || return 1
+    { tr '\0' '\n' <"/proc/$pid/cmdline"; } 2>/dev/null | grep -xF -- "$("${kind}_mark")" >/dev/null || return 1
     echo "$pid"
 }
 
@@ -57,6 +57,9 @@ is_gone() {
 }
 
 has_state() { grep -q "^State:[[:space:]]*$2" "/proc/$1/status" 2>/dev/null; }
+
+# What marks the processes of Java.
+java_mark() { echo "-Dstrandline.instance=$dir"; }
 
 start_instance() {
     local pid command=()

@@ -4,6 +4,9 @@
 kafka_version=4.1.1
 kafka_port=9092
 
+kafka_is_there() { jars_are_there kafka; }
+kafka_get() { get_jars kafka; }
+
 kafka_pom() {
     pom org.apache.kafka:{kafka_2.13,kafka-tools}:$kafka_version org.apache.logging.log4j:log4j-slf4j-impl:2.24.3
 }
@@ -68,10 +71,12 @@ kafka_cluster_id() {
     fi
 }
 
+kafka_mark() { java_mark; }
+
 kafka_command() {
     local options
     read -ra options <<<"${SERVICES_KAFKA_JVM:--Xmx512m} $(archive_options kafka)"
-    command=("$(java17)" "-Dstrandline.instance=$dir" "${options[@]}" "${extra_options[@]}" -Djava.net.preferIPv4Stack=true
+    command=("$(java17)" "$(kafka_mark)" "${options[@]}" "${extra_options[@]}" -Djava.net.preferIPv4Stack=true
         "-Dlog4j2.configurationFile=$here/lib/kafka-log4j2.xml" -cp "$(jars kafka)/*" kafka.Kafka "$dir/server.properties")
 }
 

@@ -221,6 +221,22 @@ impl<'a> Message<'a> {
         unsafe { bytes(self.0.payload, self.0.len) }
     }
 
+    /// The last header of this name.
+    pub(in crate::kafka) fn header(&self, name: &CStr) -> Option<&'a [u8]> {
+        let mut headers = ptr::null_mut();
+        let (mut value, mut size) = (ptr::null(), 0);
+        // SAFETY: the headers belong to the record and live as long; the name is a C string, the value has `size` bytes.
+        unsafe {
+            if rd::rd_kafka_message_headers(self.0, &mut headers) != Resp::RD_KAFKA_RESP_ERR_NO_ERROR
+                || rd::rd_kafka_header_get_last(headers, name.as_ptr(), &mut value, &mut size)
+                    != Resp::RD_KAFKA_RESP_ERR_NO_ERROR
+            {
+                return None;
+            }
+            bytes(value, size)
+        }
+    }
+
     /// The headers in their order; `None` when there are none.
     pub(in crate::kafka) fn headers(&self) -> Option<Headers<'a>> {
         let mut headers = ptr::null_mut();

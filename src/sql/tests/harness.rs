@@ -104,6 +104,7 @@ pub(super) fn batch(log: &[Record], from: i64, until: i64) -> SourceBatch {
         bytes: 0,
         end: None,
         lost: false,
+        producers: Default::default(),
     }
 }
 
