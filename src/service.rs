@@ -7,6 +7,7 @@ use std::time::Duration;
 use strandline_actors::clock::{HybridClock, SystemClock};
 use strandline_actors::env::Pipeline;
 use strandline_actors::ports::{PipelineRow, Sink, Source, SourceError, StateStore, StoreError};
+use strandline_actors::rewind::Rewind;
 use strandline_actors::run::{Handle, Outcome, run};
 use strandline_actors::supervisor::Placement;
 
@@ -73,6 +74,16 @@ pub enum ServiceError {
         table: String,
         /// What would make it.
         ddl: String,
+    },
+    /// Some shards stand where a rewind wants them, and some do not.
+    #[error(
+        "pipeline {name} does not start: {rewind}. `strandline offsets rewind --finish` finishes it as it was begun"
+    )]
+    Rewinding {
+        /// The pipeline.
+        name: String,
+        /// The rewind.
+        rewind: Box<Rewind>,
     },
     /// The stored state belongs to another plan.
     #[error(
@@ -160,6 +171,12 @@ impl Prepared {
         }
         let shards = define(settings, plan, store.as_ref()).await?;
         let begun = !store.known_partitions().await?.is_empty();
+        for shard in 0..shards {
+            // A claim would find it, too, but only after this process took a generation.
+            if let Some(rewind) = store.read_pointer(shard).await?.and_then(|pointer| pointer.content.rewind) {
+                return Err(ServiceError::Rewinding { name: settings.pipeline.name.clone(), rewind });
+            }
+        }
         Ok(Self { source, store, shards, begun })
     }
 

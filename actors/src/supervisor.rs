@@ -24,10 +24,12 @@ use crate::committer::OffsetCommitter;
 use crate::credit::Credits;
 use crate::env::{Env, Pipeline, patiently};
 use crate::message::{
-    Crash, CrashActor, Died, Discovered, Expect, Flush, FlushOffsets, Incarnation, Resume, StartAgain, Stop, Target,
+    Crash, CrashActor, Died, Discovered, Expect, Flush, FlushOffsets, GoOn, Incarnation, Pause, Resume, StartAgain, Stop,
+    Target,
 };
 use crate::ownership::{self, Owner};
 use crate::partition::{PartitionActor, PartitionLife};
+use crate::pause::{Brake, Pauses, Scope, Wished};
 use crate::pointer::{Generation, ShardId};
 use crate::ports::{SourceError, StoreError};
 use crate::position::{Offset, PartitionKey, SourcePartition};
@@ -102,6 +104,8 @@ pub(crate) struct Shared {
     pub(crate) board: Arc<Board>,
     pub(crate) arbiters: Mutex<Arbiters>,
     pub(crate) incarnations: AtomicU64,
+    /// What was told to stand still.
+    pub(crate) pauses: Pauses,
     /// Every actor that was started, so that all can be ended when the supervisor died.
     pub(crate) alive: Mutex<BTreeMap<ActorId, AbortHandle>>,
 }
@@ -159,6 +163,8 @@ struct Partition {
     start: Result<Offset, String>,
     /// Where it last panicked, and how often in a row there.
     panics: (Offset, u32),
+    /// That of its present life.
+    brake: Brake,
     actor: Supervised<PartitionActor>,
 }
 
@@ -279,13 +285,17 @@ impl Supervisor {
         let Some(known) = self.partitions.get_mut(&key).filter(|known| !known.actor.halted) else { return };
         known.actor.end();
         let Ok(start) = known.start else { return };
+        if self.shared.pauses.hold(&key) {
+            return self.shared.board.actor(ActorId::Partition(key), |status| status.life = Life::Paused);
+        }
         if lanes.iter().all(Option::is_none) {
             return;
         }
         let (id, incarnation) = (ActorId::Partition(key), self.shared.incarnation());
         let died = Self::monitor(ctx, id, incarnation);
         let (partition, panics) = (known.partition.clone(), known.panics.1);
-        let life = PartitionLife { env, partition, incarnation, start, panics, lanes };
+        known.brake = Brake::default();
+        let life = PartitionLife { env, partition, incarnation, start, panics, lanes, brake: known.brake.clone() };
         let child = child::spawn(&self.shared.arbiter(id), move |exit| PartitionActor::new(life, exit), died);
         self.shared.born(id, child.abort_handle());
         let actor = &mut known.actor;
@@ -303,7 +313,7 @@ impl Supervisor {
     fn end_partitions(&mut self) {
         for (key, known) in &mut self.partitions {
             known.actor.end();
-            if !known.actor.halted {
+            if !known.actor.halted && !self.shared.pauses.hold(key) {
                 self.shared.board.actor(ActorId::Partition(*key), |status| status.life = Life::Starting);
             }
         }
@@ -327,7 +337,7 @@ impl Supervisor {
                  has not read"
             }
         };
-        tracing::error!(actor = %id, "halted: {why}; {advice}");
+        tracing::error!(actor = %self.shared.board.name(id), "halted: {why}; {advice}");
         self.shared.board.event(id, format!("halted: {why}"));
         self.shared.board.actor(id, |status| {
             (status.life, status.refused) = (Life::Halted, refused);
@@ -348,6 +358,35 @@ impl Supervisor {
             }
             ActorId::Committer | ActorId::Supervisor => {}
         }
+    }
+
+    /// The actor of a partition has ended since it was told to stand still, or to go on in the next moment.
+    fn stands(&mut self, ctx: &mut Context<Self>, id: ActorId) {
+        let ActorId::Partition(key) = id else { return };
+        if let Some(known) = self.partitions.get_mut(&key) {
+            known.actor.child = None;
+        }
+        self.start_partition(ctx, key);
+    }
+
+    /// The partitions that a wish is about.
+    fn scope(&self, scope: Scope) -> Vec<PartitionKey> {
+        match scope {
+            Scope::Pipeline => self.partitions.keys().copied().collect(),
+            Scope::Partition(key) => self.partitions.contains_key(&key).then_some(key).into_iter().collect(),
+        }
+    }
+
+    /// How the log and the events call what a wish is about.
+    fn wished(&self, scope: Scope, what: &str) {
+        let id = match scope {
+            Scope::Pipeline => ActorId::Supervisor,
+            Scope::Partition(key) => ActorId::Partition(key),
+        };
+        let about = if scope == Scope::Pipeline { "the pipeline".to_owned() } else { self.shared.board.name(id) };
+        tracing::warn!("{about} {what}");
+        self.shared.board.event(id, what);
+        self.shared.board.paused(self.shared.pauses.pipeline());
     }
 
     /// Looks for actors that do not get on.
@@ -452,7 +491,7 @@ impl Supervisor {
         self.shared.board.event(id, cause.to_string());
         match decision {
             Restart::After(pause) => {
-                tracing::warn!(actor = %id, "{cause}; starting again in {pause:?}");
+                tracing::warn!(actor = %self.shared.board.name(id), "{cause}; starting again in {pause:?}");
                 if restarts_all {
                     self.end_partitions();
                 }
@@ -611,7 +650,8 @@ impl Handler<Discovered> for Supervisor {
             env.topics.lock().unwrap_or_else(PoisonError::into_inner).insert(key.topic_id, partition.topic.clone());
             env.partitions.fetch_add(1, Ordering::Relaxed);
             let actor = Supervised::new(&self.shared);
-            let known = Partition { partition, start: start.clone(), panics: Default::default(), actor };
+            let (panics, brake) = Default::default();
+            let known = Partition { partition, start: start.clone(), panics, brake, actor };
             self.partitions.insert(key, known);
             found.push((key, start));
         }
@@ -657,6 +697,7 @@ impl Handler<Died> for Supervisor {
             Cause::Halt(why) => {
                 self.halt(ctx, id, &why);
             }
+            Cause::Paused => self.stands(ctx, id),
             cause => self.crashed(ctx, id, incarnation, &cause),
         }
     }
@@ -696,6 +737,53 @@ impl Handler<StartAgain> for Supervisor {
             }
             _ => {}
         }
+    }
+}
+
+impl Handler<Pause> for Supervisor {
+    type Result = Wished;
+
+    fn handle(&mut self, Pause(scope): Pause, _: &mut Self::Context) -> Self::Result {
+        let keys = self.scope(scope);
+        if self.env.is_none() || self.stopping || (keys.is_empty() && scope != Scope::Pipeline) {
+            return Wished::Unknown;
+        }
+        if !self.shared.pauses.pause(scope) {
+            return Wished::Already;
+        }
+        self.wished(scope, "is paused on request; a process that is started anew reads it again");
+        for key in keys {
+            let Some(known) = self.partitions.get(&key) else { continue };
+            match known.actor.child {
+                // It ends by itself when the shards have what is in flight.
+                Some(_) => known.brake.pull(),
+                None if known.actor.halted => {}
+                None => self.shared.board.actor(ActorId::Partition(key), |status| status.life = Life::Paused),
+            }
+        }
+        Wished::Done
+    }
+}
+
+impl Handler<GoOn> for Supervisor {
+    type Result = Wished;
+
+    fn handle(&mut self, GoOn(scope): GoOn, ctx: &mut Self::Context) -> Self::Result {
+        let keys = self.scope(scope);
+        if self.env.is_none() || (keys.is_empty() && scope != Scope::Pipeline) {
+            return Wished::Unknown;
+        }
+        if !self.shared.pauses.resume(scope, self.partitions.keys().copied()) {
+            return Wished::Already;
+        }
+        self.wished(scope, "goes on on request");
+        for key in keys {
+            // One that is still about to stand still starts again when it has.
+            if self.partitions.get(&key).is_some_and(|known| known.actor.child.is_none()) {
+                self.start_partition(ctx, key);
+            }
+        }
+        Wished::Done
     }
 }
 

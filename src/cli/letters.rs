@@ -295,7 +295,7 @@ fn record_time(letter: &Letter) -> String {
 }
 
 /// Microseconds since the epoch as a time in UTC, to the millisecond.
-fn time(micros: i64) -> String {
+pub(super) fn time(micros: i64) -> String {
     let column = TimestampMicrosecondArray::from(vec![micros - micros.rem_euclid(1000)]).with_timezone("+00:00");
     let options = FormatOptions::new().with_timestamp_tz_format(Some("%Y-%m-%dT%H:%M:%S%.3fZ"));
     match ArrayFormatter::try_new(&column, &options).map(|formatter| formatter.value(0).try_to_string()) {

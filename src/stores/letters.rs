@@ -11,6 +11,7 @@ use uuid::Uuid;
 
 use super::cassandra::letters::CassandraLetters;
 use super::local::letters::LocalLetters;
+use super::existing::{ExistingError, place};
 use super::{OpenError, folder};
 use crate::cassandra::connect;
 use crate::settings::{Settings, StoreKind};
@@ -77,31 +78,6 @@ impl Wanted {
 /// What is done with each letter; it may end the reading.
 pub type Each<'a> = &'a mut (dyn FnMut(Letter) -> ControlFlow<()> + Send);
 
-/// Why there are no letters to read.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum LettersError {
-    /// There is no connection, or the store cannot be used.
-    #[error(transparent)]
-    Store(#[from] OpenError),
-    /// The store does not know the pipeline.
-    #[error(
-        "there is no pipeline `{pipeline}` in {place}: check STRANDLINE_PIPELINE__NAME and the STRANDLINE_STORE__... and \
-         STRANDLINE_CASSANDRA__... settings, which have to be those of the service"
-    )]
-    NoPipeline {
-        /// The name that was asked for.
-        pipeline: String,
-        /// The store that was asked.
-        place: String,
-    },
-}
-
-impl From<StoreError> for LettersError {
-    fn from(error: StoreError) -> Self {
-        Self::Store(error.into())
-    }
-}
-
 /// The dead letters of one pipeline.
 #[derive(Debug)]
 pub struct Letters {
@@ -118,24 +94,18 @@ enum Kept {
 
 impl Letters {
     /// Opens the dead letters of the pipeline that the settings name. The runtime that calls this has to outlive them.
-    pub async fn open(settings: &Settings) -> Result<Self, LettersError> {
+    pub async fn open(settings: &Settings) -> Result<Self, ExistingError> {
         let pipeline = &settings.pipeline.name;
-        let (opened, place) = match settings.store.kind {
-            StoreKind::Local => {
-                let folder = folder(settings);
-                let opened = LocalLetters::open(folder, pipeline)?;
-                (opened.map(Kept::Local), format!("the folder {}", folder.display()))
-            }
+        let opened = match settings.store.kind {
+            StoreKind::Local => LocalLetters::open(folder(settings), pipeline)?.map(Kept::Local),
             StoreKind::Cassandra => {
                 let session = connect(&settings.cassandra).await.map_err(OpenError::from)?;
-                let keyspace = &settings.cassandra.keyspace;
-                let opened = CassandraLetters::open(session, keyspace, pipeline).await?;
-                let place = format!("keyspace {keyspace} of Cassandra at {}", settings.cassandra.nodes);
-                (opened.map(|letters| Kept::Cassandra(Box::new(letters))), place)
+                let opened = CassandraLetters::open(session, &settings.cassandra.keyspace, pipeline).await?;
+                opened.map(|letters| Kept::Cassandra(Box::new(letters)))
             }
         };
         let Some(kept) = opened else {
-            return Err(LettersError::NoPipeline { pipeline: pipeline.clone(), place });
+            return Err(ExistingError::NoPipeline { pipeline: pipeline.clone(), place: place(settings) });
         };
         let partitions = match &kept {
             Kept::Local(letters) => letters.partitions()?,

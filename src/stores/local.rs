@@ -63,6 +63,20 @@ impl LocalStore {
         Ok(Self { file })
     }
 
+    /// Opens the store of a pipeline that has been started before; nothing is created.
+    pub async fn existing(folder: &Path, pipeline: &str) -> Result<Option<(Self, PipelineRow)>, StoreError> {
+        if !folder.join(file_name(pipeline)).exists() {
+            return Ok(None);
+        }
+        let store = Self::open(folder, pipeline).await?;
+        let row = store.read(|transaction| {
+            let table = transaction.open_table(PIPELINE)?;
+            let text = table.get("definition")?.map(|text| text.value().to_owned());
+            text.map(|text| parse("the definition of the pipeline", text.as_bytes())).transpose()
+        });
+        Ok(row.await?.map(|row| (store, row)))
+    }
+
     /// The file.
     pub fn path(&self) -> &Path {
         self.file.path()
