@@ -9,6 +9,7 @@ mod explain;
 mod letters;
 mod offsets;
 mod pause;
+mod replay;
 mod rewind;
 mod run;
 mod status;

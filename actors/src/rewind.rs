@@ -16,7 +16,7 @@ use uuid::Uuid;
 
 use crate::clock::HybridClock;
 use crate::committer::garbage;
-use crate::pointer::{Attempt, Content, Epoch, Generation, Pointer, ShardId};
+use crate::pointer::{Attempt, Content, Epoch, Generation, Pointer, SegmentKind, ShardId};
 use crate::points::{self, Point};
 use crate::ports::{Moved, StateStore, StoreError};
 use crate::position::{Counts, Offset, PartitionKey, Position};
@@ -207,18 +207,20 @@ impl Stopped {
         Content { rewind: Some(Box::new(Rewind { done, ..rewind.clone() })), ..self.content(pointer) }
     }
 
-    /// The content of a shard that stands where the rewind says. Output that may not be with the sink yet stays: it is
-    /// delivered before anything that is counted later.
+    /// The content of a shard that stands where the rewind says. Dead letters that may not be written yet stay, and so does
+    /// output of a state that stays: they are delivered before anything that is counted later.
     fn moved(&self, pointer: Option<&Pointer>, rewind: &Rewind) -> Content {
         let mut content = self.marked(pointer, rewind, true);
         if rewind.reset {
             content.state = Vec::new();
+            content.outbox.segments.retain(|segment| segment.kind == SegmentKind::DeadLetters);
             content.vector.0.values_mut().for_each(|position| position.counts = Counts::default());
         }
         for Target { key, next } in &rewind.to {
             let start = self.starts.get(key).copied().unwrap_or(*next);
             let position = content.vector.0.entry(*key).or_insert_with(|| Position::start(start));
-            if rewind.reset || position.next > *next {
+            position.idle = false;
+            if position.next > *next || (rewind.reset && position.next < *next) {
                 // What the watermark was there is not known: the partition holds back the shard's until it has one.
                 *position = Position { counts: position.counts, ..Position::start(*next) };
             }
@@ -293,7 +295,7 @@ async fn read(store: &dyn StateStore, shard: ShardId) -> Result<Option<Pointer>,
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
-    use crate::pointer::{Kept, SegmentKey, SegmentKind, SegmentRef};
+    use crate::pointer::{Kept, Outbox, SegmentKey, SegmentRef};
     use crate::position::Vector;
 
     fn key(partition: i32) -> PartitionKey {
@@ -305,9 +307,13 @@ mod tests {
         Rewind { id: Uuid::from_u128(1), wish: "back".into(), to, reset, done: false }
     }
 
+    fn of_kind(kind: SegmentKind, number: u32) -> SegmentRef {
+        let key = SegmentKey { shard: 0, epoch: Epoch(7), attempt: Attempt(Uuid::nil()), number };
+        SegmentRef { key, kind, rows: 1, bytes: 1, checksum: 0 }
+    }
+
     fn segment() -> SegmentRef {
-        let key = SegmentKey { shard: 0, epoch: Epoch(7), attempt: Attempt(Uuid::nil()), number: 0 };
-        SegmentRef { key, kind: SegmentKind::State { table: 0 }, rows: 1, bytes: 1, checksum: 0 }
+        of_kind(SegmentKind::State { table: 0 }, 0)
     }
 
     /// A shard that stands at 90 in partition 0 and has something to lose.
@@ -315,7 +321,9 @@ mod tests {
         let counts = Counts { processed: 80, ..Counts::default() };
         let position = Position { next: Offset(90), watermark: Some(5), idle: true, counts };
         let vector = Vector([(key(0), position)].into());
-        let content = Content { vector: vector.clone(), state: vec![segment()], ..Content::default() };
+        let segments = vec![of_kind(SegmentKind::Upserts { sink: 0 }, 1), of_kind(SegmentKind::DeadLetters, 2)];
+        let outbox = Outbox { epoch: Epoch(7), timestamp: 0, segments };
+        let content = Content { vector: vector.clone(), state: vec![segment()], outbox, ..Content::default() };
         let kept = vec![Kept { epoch: Epoch(7), vector, state: vec![segment()] }];
         let attempt = Attempt::fresh();
         Pointer { shard: 0, epoch: Epoch(8), attempt, generation: Generation(1), timestamp: 0, content, kept }
@@ -353,23 +361,30 @@ mod tests {
         for (current, wish) in [(Some(pointer()), [(0, 40), (1, 25)]), (None, [(0, 40), (1, 25)])] {
             let content = stopped().moved(current.as_ref(), &rewind(&wish, true));
             assert!(content.state.is_empty());
+            let kinds: Vec<_> = content.outbox.segments.iter().map(|segment| segment.kind).collect();
+            assert_eq!(kinds, vec![SegmentKind::DeadLetters; usize::from(current.is_some())]);
             assert_eq!(content.vector.get(&key(0)), Some(&Position::start(Offset(40))));
             assert_eq!(content.vector.get(&key(1)), Some(&Position::start(Offset(25))));
             assert!(content.rewind.unwrap().done);
         }
+        // Where nothing moves the watermark is still that of the place.
+        let content = stopped().moved(Some(&pointer()), &rewind(&[(0, 90)], true));
+        let position = content.vector.get(&key(0)).unwrap();
+        assert_eq!((position.watermark, position.idle, position.counts), (Some(5), false, Counts::default()));
     }
 
     #[test]
     fn a_state_that_is_kept_keeps_its_counts_and_no_position_goes_forward() {
         let content = stopped().moved(Some(&pointer()), &rewind(&[(0, 40), (1, 25)], false));
-        assert_eq!(content.state, [segment()]);
+        assert_eq!((content.state.as_slice(), content.outbox.segments.len()), (&[segment()][..], 2));
         let position = content.vector.get(&key(0)).unwrap();
         assert_eq!((position.next, position.watermark, position.idle), (Offset(40), None, false));
         assert_eq!(position.counts.processed, 80);
         // Not read yet: its start, which is lower.
         assert_eq!(content.vector.get(&key(1)).unwrap().next, Offset(20));
         let content = stopped().moved(Some(&pointer()), &rewind(&[(0, 95)], false));
-        assert_eq!(content.vector, pointer().content.vector);
+        let position = content.vector.get(&key(0)).unwrap();
+        assert_eq!((position.next, position.watermark), (Offset(90), Some(5)));
     }
 
     #[test]

@@ -38,6 +38,9 @@ const KAFKA_OFFSETS: TableDefinition<'_, (&str, i32), (i64, i64)> = TableDefinit
 /// The dead letters: the write timestamp, and what the key does not say as JSON.
 const DEAD_LETTERS: TableDefinition<'_, LetterId<'_>, (i64, &[u8])> = TableDefinition::new("dead_letters");
 
+/// When dead letters were sent again, in microseconds since the epoch.
+const REPLAYS: TableDefinition<'_, LetterId<'_>, i64> = TableDefinition::new("dead_letter_replays");
+
 /// Shard, epoch, attempt, number.
 type SegmentId = (u32, i64, u128, u32);
 /// Topic, partition, offset, topic id.
@@ -187,6 +190,7 @@ fn create_tables(database: &redb::Database, pipeline: &str) -> Result<(), Troubl
         transaction.open_table(CRASH_NOTES)?;
         transaction.open_table(KAFKA_OFFSETS)?;
         transaction.open_table(DEAD_LETTERS)?;
+        transaction.open_table(REPLAYS)?;
     }
     transaction.commit()?;
     Ok(())

@@ -15,6 +15,7 @@ mod kafka_source;
 mod kill_points;
 mod local_store;
 mod losing_proxy;
+mod operations;
 mod outages;
 mod own_server;
 mod proxy;

@@ -38,10 +38,13 @@ fn what_is_paused_stands_still_whatever_crashes_and_goes_on_when_it_is_told_to()
             assert_eq!(handle.pause(Scope::Pipeline).await, Wished::Done);
             assert_eq!(handle.pause(Scope::Pipeline).await, Wished::Already);
             until("all partitions are paused", || all_paused(&handle)).await;
-            // What was in flight is with every shard, so all shards come to stand at one place.
+            // What was in flight is with every shard, so all shards come to stand where the partitions stand.
             let together = || {
+                let board = handle.board().snapshot();
+                let read: BTreeMap<i32, Offset> =
+                    board.partitions.values().map(|status| (status.partition, status.position)).collect();
                 let positions = committed(&handle);
-                positions.len() == 2 && positions.iter().all(|of| *of == positions[0])
+                positions.len() == 2 && positions.iter().all(|of| *of == read)
             };
             until("all shards stand together", together).await;
             let before = committed(&handle);
