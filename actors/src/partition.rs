@@ -120,7 +120,9 @@ impl PartitionLife {
             Ok(never) => match never {},
             // A shard passes over what nobody waits for any more. No next life would send it again, so it would be missing
             // for as long as the partition is halted or paused.
-            Err(cause @ (Cause::Halt(_) | Cause::Paused)) => self.answered(&mut unanswered).await.err().unwrap_or(cause),
+            Err(cause @ (Cause::Halt(_) | Cause::Paused)) => {
+                self.answered(&mut unanswered).await.err().unwrap_or(cause)
+            }
             Err(cause) => cause,
         }
     }

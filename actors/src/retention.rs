@@ -17,10 +17,8 @@ pub(crate) type Beginnings = BTreeMap<PartitionKey, (Instant, Offset)>;
 
 /// The first offset that something halted still needs.
 fn needed(board: &Snapshot, key: &PartitionKey) -> Option<Offset> {
-    let stands = board
-        .partitions
-        .get(key)
-        .is_some_and(|status| matches!(status.actor.life, Life::Halted | Life::Paused));
+    let stands =
+        board.partitions.get(key).is_some_and(|status| matches!(status.actor.life, Life::Halted | Life::Paused));
     let shards = board.shards.values().filter(|shard| stands || shard.actor.life == Life::Halted);
     shards.filter_map(|shard| shard.positions.get(key).copied()).min()
 }

@@ -73,7 +73,9 @@ pub enum RewindError {
     #[error("the shards carry marks of rewinds that do not fit together: {0}")]
     Torn(String),
     /// The store did not answer in the end.
-    #[error("whether shard {shard} was moved is not known, since the store does not answer ({why}): run the rewind again")]
+    #[error(
+        "whether shard {shard} was moved is not known, since the store does not answer ({why}): run the rewind again"
+    )]
     Unknown {
         /// The shard.
         shard: ShardId,

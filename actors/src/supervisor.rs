@@ -24,8 +24,8 @@ use crate::committer::OffsetCommitter;
 use crate::credit::Credits;
 use crate::env::{Env, Pipeline, patiently};
 use crate::message::{
-    Crash, CrashActor, Died, Discovered, Expect, Flush, FlushOffsets, GoOn, Incarnation, Pause, Resume, StartAgain, Stop,
-    Target,
+    Crash, CrashActor, Died, Discovered, Expect, Flush, FlushOffsets, GoOn, Incarnation, Pause, Resume, StartAgain,
+    Stop, Target,
 };
 use crate::ownership::{self, Owner};
 use crate::partition::{PartitionActor, PartitionLife};

@@ -116,7 +116,9 @@ async fn local(settings: &Settings, plan: &Plan) -> Result<String, Failure> {
     match Existing::open(settings).await {
         Ok(existing) => {
             let shards = service::fits(settings, plan, &existing.row)?;
-            Ok(format!("The folder {folder} is there: it goes on from the stored state of {name}, in {shards} shards\n"))
+            Ok(format!(
+                "The folder {folder} is there: it goes on from the stored state of {name}, in {shards} shards\n"
+            ))
         }
         Err(ExistingError::NoPipeline { .. }) => {
             Ok(format!("The folder {folder} is there: nothing is stored of {name} yet\n"))

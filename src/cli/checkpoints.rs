@@ -142,11 +142,8 @@ async fn verify(existing: &Existing, json: bool) -> Result<(), Failure> {
             )));
         }
         let mut seen = HashSet::new();
-        let distinct: Vec<&SegmentRef> = lines(&pointer)
-            .iter()
-            .flat_map(|line| line.segments)
-            .filter(|segment| seen.insert(segment.key))
-            .collect();
+        let distinct: Vec<&SegmentRef> =
+            lines(&pointer).iter().flat_map(|line| line.segments).filter(|segment| seen.insert(segment.key)).collect();
         segments += distinct.len();
         bytes += distinct.iter().map(|segment| segment.bytes).sum::<u64>();
         let store = store.as_ref();
@@ -199,10 +196,7 @@ fn tell(faults: &[Fault], shards: usize, segments: usize, bytes: u64, json: bool
             })
         });
         let faults: Vec<Value> = faults.collect();
-        print(&format!(
-            "{}\n",
-            json!({ "shards": shards, "segments": segments, "bytes": bytes, "faults": faults })
-        ));
+        print(&format!("{}\n", json!({ "shards": shards, "segments": segments, "bytes": bytes, "faults": faults })));
         return;
     }
     let rows: Vec<[String; 5]> = faults

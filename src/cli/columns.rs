@@ -5,15 +5,20 @@ use std::fmt::Write as _;
 /// Aligns cells: a column whose head begins with `>` to the right.
 pub(super) fn columns<const N: usize>(head: [&str; N], rows: &[[String; N]]) -> String {
     let names = head.map(|name| name.trim_start_matches('>').to_owned());
-    let widths: [usize; N] =
-        std::array::from_fn(|n| std::iter::once(&names).chain(rows).map(|row| row[n].chars().count()).max().unwrap_or(0));
+    let widths: [usize; N] = std::array::from_fn(|n| {
+        std::iter::once(&names).chain(rows).map(|row| row[n].chars().count()).max().unwrap_or(0)
+    });
     let mut text = String::new();
     for row in std::iter::once(&names).chain(rows) {
         let mut line = String::new();
         for (n, cell) in row.iter().enumerate() {
             let width = widths[n];
             // Writing to a text cannot fail.
-            let _ = if head[n].starts_with('>') { write!(line, "{cell:>width$}  ") } else { write!(line, "{cell:width$}  ") };
+            let _ = if head[n].starts_with('>') {
+                write!(line, "{cell:>width$}  ")
+            } else {
+                write!(line, "{cell:width$}  ")
+            };
         }
         let _ = writeln!(text, "{}", line.trim_end());
     }

@@ -51,7 +51,8 @@ impl Explained<'_> {
             return "everything on one shard: there is one group".into();
         }
         if !groups.is_empty() {
-            let keys: Vec<&str> = groups.iter().map(|group| group.split_once(": ").map_or(*group, |(_, key)| key)).collect();
+            let keys: Vec<&str> =
+                groups.iter().map(|group| group.split_once(": ").map_or(*group, |(_, key)| key)).collect();
             return format!("by the hash of the group ({})", keys.join(", "));
         }
         match self.plan.sink.primary_key.as_slice() {
@@ -77,10 +78,9 @@ impl Explained<'_> {
     fn store(&self) -> String {
         match self.settings.store.kind {
             StoreKind::Local => format!("the folder {} of this machine", stores::folder(self.settings).display()),
-            StoreKind::Cassandra => format!(
-                "Cassandra at {}, keyspace {}",
-                self.settings.cassandra.nodes, self.settings.cassandra.keyspace
-            ),
+            StoreKind::Cassandra => {
+                format!("Cassandra at {}, keyspace {}", self.settings.cassandra.nodes, self.settings.cassandra.keyspace)
+            }
         }
     }
 
@@ -144,7 +144,8 @@ impl Explained<'_> {
     }
 
     fn text(&self) -> String {
-        let mut text = format!("Pipeline {}, plan fingerprint {}\n", self.settings.pipeline.name, self.plan.fingerprint);
+        let mut text =
+            format!("Pipeline {}, plan fingerprint {}\n", self.settings.pipeline.name, self.plan.fingerprint);
         let notices = ("Notices", self.notices());
         for (title, lines) in self.sections().into_iter().chain([notices]).filter(|(_, lines)| !lines.is_empty()) {
             // Writing to a text cannot fail.

@@ -74,7 +74,8 @@ pub(super) fn dead_letters(given: &Loaded, ask: &Ask) -> Result<(), Failure> {
             Ask::Replay(_) => Ok(()),
             Ask::List { json, topic, partition, reason, limit } => {
                 known(&letters, name, topic.as_deref())?;
-                let wanted = Wanted { topic: topic.clone(), partition: *partition, payload: *json, ..Wanted::default() };
+                let wanted =
+                    Wanted { topic: topic.clone(), partition: *partition, payload: *json, ..Wanted::default() };
                 list(&letters, &wanted, reason.as_deref(), *limit, *json).await
             }
             Ask::Show { topic, partition, offset, json } => {
@@ -121,7 +122,8 @@ async fn list(
             return ControlFlow::Break(());
         }
         shown += 1;
-        let text = if json { format!("{}\n", as_json(&letter, replayed(&replays, &letter))) } else { table.add(&letter) };
+        let text =
+            if json { format!("{}\n", as_json(&letter, replayed(&replays, &letter))) } else { table.add(&letter) };
         out.write(&text)
     };
     letters.read(wanted, each).await.map_err(Failure::failed)?;

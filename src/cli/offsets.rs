@@ -69,8 +69,5 @@ pub(super) fn table(partitions: &[Partition]) -> String {
             ]
         })
         .collect();
-    columns(
-        ["TOPIC", ">PARTITION", ">POSITION", "SHARDS", ">KAFKA_OFFSETS", ">BEGIN", ">END", ">LAG"],
-        &rows,
-    )
+    columns(["TOPIC", ">PARTITION", ">POSITION", "SHARDS", ">KAFKA_OFFSETS", ">BEGIN", ">END", ">LAG"], &rows)
 }

@@ -102,12 +102,8 @@ impl Meant<'_> {
 async fn replay_all(settings: &Settings, again: &Again) -> Result<(), Failure> {
     let letters = Letters::open_to_mark(settings).await?;
     known(&letters, &settings.pipeline.name, again.topic.as_deref())?;
-    let wanted = Wanted {
-        topic: again.topic.clone(),
-        partition: again.partition,
-        offset: again.offset,
-        ..Wanted::default()
-    };
+    let wanted =
+        Wanted { topic: again.topic.clone(), partition: again.partition, offset: again.offset, ..Wanted::default() };
     let reason = again.reason.as_ref().map(|reason| reason.to_lowercase());
     let meant = Meant { again, reason, replays: replays(&letters, &wanted).await? };
 

@@ -273,11 +273,7 @@ async fn plan(
 }
 
 /// The offsets that are meant, as Kafka has them.
-async fn targets(
-    settings: &Settings,
-    lines: &[&Partition],
-    to: To,
-) -> Result<BTreeMap<PartitionKey, Offset>, Failure> {
+async fn targets(settings: &Settings, lines: &[&Partition], to: To) -> Result<BTreeMap<PartitionKey, Offset>, Failure> {
     let mut topics: Vec<&str> = lines.iter().map(|line| line.topic.as_str()).collect();
     topics.dedup();
     let source = source(settings, &topics).await?;

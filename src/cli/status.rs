@@ -126,17 +126,14 @@ fn of_service(settings: &Settings, status: &Value) -> String {
     out
 }
 
-fn of_store(
-    settings: &Settings,
-    existing: &Existing,
-    owner: &Owner,
-    standing: &Standing,
-    elsewhere: &str,
-) -> String {
-    let mut out = format!("Pipeline {}: read from {}, since {elsewhere}\n", settings.pipeline.name, existing::place(settings));
+fn of_store(settings: &Settings, existing: &Existing, owner: &Owner, standing: &Standing, elsewhere: &str) -> String {
+    let mut out =
+        format!("Pipeline {}: read from {}, since {elsewhere}\n", settings.pipeline.name, existing::place(settings));
     let owned = match owner {
         Owner::Nobody => "No process has owned it, or none for a week".to_owned(),
-        Owner::Released(beat) => format!("Stopped in good order by instance {} (generation {})", beat.instance, beat.generation),
+        Owner::Released(beat) => {
+            format!("Stopped in good order by instance {} (generation {})", beat.instance, beat.generation)
+        }
         Owner::Silent(beat) => format!(
             "The heartbeat of instance {} (generation {}) stands still: it has crashed, or cannot reach the store",
             beat.instance, beat.generation
@@ -148,7 +145,12 @@ fn of_store(
     if let Some(rewind) = standing.pointers.iter().flatten().find_map(|pointer| pointer.content.rewind.as_deref()) {
         let _ = writeln!(out, "It does not start: {rewind}");
     }
-    let _ = writeln!(out, "{}, plan fingerprint {}\n", count(existing.row.shards as usize, "shard"), existing.row.fingerprint);
+    let _ = writeln!(
+        out,
+        "{}, plan fingerprint {}\n",
+        count(existing.row.shards as usize, "shard"),
+        existing.row.fingerprint
+    );
     let partitions: Vec<[String; 5]> = standing
         .partitions
         .iter()

@@ -29,7 +29,9 @@ pub(crate) enum AskError {
     #[error("STRANDLINE_HTTP__LISTEN is off, so a running service cannot be asked")]
     Off,
     /// Whoever answers there is no Strandline.
-    #[error("what answers at {listen}, where STRANDLINE_HTTP__LISTEN says that the service listens, is no Strandline: {why}")]
+    #[error(
+        "what answers at {listen}, where STRANDLINE_HTTP__LISTEN says that the service listens, is no Strandline: {why}"
+    )]
     Other {
         /// The address.
         listen: String,

@@ -61,7 +61,9 @@ impl Guard {
         };
         let sent = text(header::AUTHORIZATION.as_str()).and_then(|sent| sent.split_once(' '));
         match sent {
-            Some((scheme, sent)) if scheme.eq_ignore_ascii_case("bearer") && same(sent.trim(), token.expose()) => Ok(()),
+            Some((scheme, sent)) if scheme.eq_ignore_ascii_case("bearer") && same(sent.trim(), token.expose()) => {
+                Ok(())
+            }
             _ => Err(Refusal::NoToken),
         }
     }
@@ -135,7 +137,8 @@ mod tests {
             assert_eq!(check(&guard(false, "127.0.0.1:80"), &[("host", host)]), Ok(()), "{host}");
         }
         // A foreign name that was made to mean this machine.
-        let rebound = [("host", "evil.example:80"), ("origin", "http://evil.example:80"), ("sec-fetch-site", "same-origin")];
+        let rebound =
+            [("host", "evil.example:80"), ("origin", "http://evil.example:80"), ("sec-fetch-site", "same-origin")];
         assert_eq!(check(&guard(false, "127.0.0.1:80"), &rebound), Err(Refusal::Foreign));
     }
 
@@ -153,7 +156,9 @@ mod tests {
     #[test]
     fn a_token_that_is_set_is_asked_for_everywhere_and_compared_whole() {
         let guard = guard(true, "127.0.0.1:80");
-        for wrong in ["Bearer 0123456789abcdeF", "Bearer 0123456789abcde", "Bearer 0123456789abcdef0", "Bearer ", "Bearer"] {
+        for wrong in
+            ["Bearer 0123456789abcdeF", "Bearer 0123456789abcde", "Bearer 0123456789abcdef0", "Bearer ", "Bearer"]
+        {
             assert_eq!(check(&guard, &[("authorization", wrong)]), Err(Refusal::NoToken), "{wrong}");
         }
         assert_eq!(check(&guard, &[("authorization", "Basic 0123456789abcdef")]), Err(Refusal::NoToken));

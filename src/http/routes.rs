@@ -176,7 +176,9 @@ async fn resume(shown: &Shown, id: Option<ActorId>) -> Said {
         return (StatusCode::OK, "resumed\n".into());
     }
     match id {
-        ActorId::Partition(key) => said(begun.running.go_on(Scope::Partition(key)).await, "resumed", "halted or paused"),
+        ActorId::Partition(key) => {
+            said(begun.running.go_on(Scope::Partition(key)).await, "resumed", "halted or paused")
+        }
         _ => (StatusCode::CONFLICT, "it is not halted\n".into()),
     }
 }
@@ -205,10 +207,7 @@ fn find(board: &Snapshot, topic: &str, partition: i32) -> Option<PartitionKey> {
     named(true).or_else(|| named(false)).map(|(key, _)| *key)
 }
 
-async fn resume_partition(
-    State(shown): State<Arc<Shown>>,
-    Path((topic, partition)): Path<(String, i32)>,
-) -> Said {
+async fn resume_partition(State(shown): State<Arc<Shown>>, Path((topic, partition)): Path<(String, i32)>) -> Said {
     let found = find(&shown.board(), &topic, partition).map(ActorId::Partition);
     resume(&shown, found).await
 }
@@ -227,10 +226,7 @@ async fn pause_pipeline(State(shown): State<Arc<Shown>>) -> Said {
     }
 }
 
-async fn pause_partition(
-    State(shown): State<Arc<Shown>>,
-    Path((topic, partition)): Path<(String, i32)>,
-) -> Said {
+async fn pause_partition(State(shown): State<Arc<Shown>>, Path((topic, partition)): Path<(String, i32)>) -> Said {
     let board = shown.board();
     let (Some(begun), Some(key)) = (shown.begun.get(), find(&board, &topic, partition)) else { return nobody() };
     if board.partitions.get(&key).is_some_and(|status| status.actor.life == Life::Halted) {

@@ -485,8 +485,9 @@ fn pages_of_other_sites_can_ask_for_nothing() {
 fn addresses_that_cannot_be_used_name_the_setting() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let listen = taken.local_addr().unwrap().to_string();
-    let start =
-        |listen: &str| Server::start(&at(listen), Arc::new(Shown::new("orders", STALL, telemetry::Counters::default())));
+    let start = |listen: &str| {
+        Server::start(&at(listen), Arc::new(Shown::new("orders", STALL, telemetry::Counters::default())))
+    };
     let error = start(&listen).unwrap_err().to_string();
     assert!(
         error.starts_with(&format!("the address {listen} for the status page is in use by another program")),

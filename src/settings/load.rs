@@ -342,7 +342,8 @@ fn contradictions(settings: &Settings, problems: &mut Vec<String>) {
         && (token.expose().len() < 16 || !token.expose().bytes().all(|byte| byte.is_ascii_graphic()))
     {
         problems.push(
-            "STRANDLINE_HTTP__TOKEN cannot be used: allowed are at least 16 letters, digits and signs without spaces".into(),
+            "STRANDLINE_HTTP__TOKEN cannot be used: allowed are at least 16 letters, digits and signs without spaces"
+                .into(),
         );
     }
     for name in settings.kafka.properties.keys() {

@@ -10,8 +10,8 @@ use strandline_actors::ports::StoreError;
 use uuid::Uuid;
 
 use super::cassandra::letters::CassandraLetters;
-use super::local::letters::LocalLetters;
 use super::existing::{ExistingError, place};
+use super::local::letters::LocalLetters;
 use super::{OpenError, folder};
 use crate::cassandra::connect;
 use crate::settings::{Settings, StoreKind};

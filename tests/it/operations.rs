@@ -85,8 +85,7 @@ impl Counting {
     /// Sends so many records to each partition, of ten items by turns; the first are of others.
     async fn fill(&mut self, each: usize) {
         for (partition, log) in (0..).zip(&mut self.logs) {
-            let items: Vec<String> =
-                (log.len()..log.len() + each).map(|n| item(n, partition as usize)).collect();
+            let items: Vec<String> = (log.len()..log.len() + each).map(|n| item(n, partition as usize)).collect();
             let records: Vec<String> = items.iter().map(|item| format!("{{\"item\":\"{item}\"}}")).collect();
             log.extend(items);
             self.stand.topic.fill(partition, records).await;
@@ -163,13 +162,16 @@ impl Counting {
 
     /// Waits until the service has everything, and stops it.
     async fn settle(&self, service: Service) {
-        let ends: BTreeMap<i64, i64> = self.ends().into_iter().map(|(partition, end)| (partition.into(), end)).collect();
+        let ends: BTreeMap<i64, i64> =
+            self.ends().into_iter().map(|(partition, end)| (partition.into(), end)).collect();
         service
             .until("everything is read", |status| {
                 let lines = status["board"]["partitions"].as_array();
                 lines.is_some_and(|lines| {
                     lines.len() == ends.len()
-                        && lines.iter().all(|line| line["position"].as_i64() == line["partition"].as_i64().map(|p| ends[&p]))
+                        && lines
+                            .iter()
+                            .all(|line| line["position"].as_i64() == line["partition"].as_i64().map(|p| ends[&p]))
                 })
             })
             .await;

@@ -127,9 +127,9 @@ impl CassandraLetters {
         let failed = |failure: Failure| StoreError::from(failure.during(what));
         let Some(marks) = &self.marks else { return Ok(Replays::new()) };
         let values = (&self.pipeline, topic, partition);
-        let pager = self.session.execute_iter(marks.read.clone(), values).await.map_err(|error| failed(error.into()))?;
-        let mut rows =
-            pager.rows_stream::<(i64, Uuid, CqlTimestamp)>().map_err(|error| unreadable(what, &error))?;
+        let pager =
+            self.session.execute_iter(marks.read.clone(), values).await.map_err(|error| failed(error.into()))?;
+        let mut rows = pager.rows_stream::<(i64, Uuid, CqlTimestamp)>().map_err(|error| unreadable(what, &error))?;
         let mut replays = Replays::new();
         while let Some((offset, topic_id, at)) = rows.try_next().await.map_err(|error| failed(error.into()))? {
             replays.insert((offset, topic_id), at.0.saturating_mul(1000));

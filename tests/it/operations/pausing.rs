@@ -9,7 +9,9 @@ use crate::stand::{PATIENCE, until};
 
 fn lives(status: &Value) -> BTreeMap<i64, String> {
     let lines = status["board"]["partitions"].as_array().into_iter().flatten();
-    lines.map(|line| (line["partition"].as_i64().unwrap(), line["actor"]["life"].as_str().unwrap().to_owned())).collect()
+    lines
+        .map(|line| (line["partition"].as_i64().unwrap(), line["actor"]["life"].as_str().unwrap().to_owned()))
+        .collect()
 }
 
 fn all(status: &Value, life: &str) -> bool {

@@ -117,7 +117,9 @@ async fn replayed(counting: Counting) {
 
     // Somebody has to agree, and a topic that does not exist is not made.
     counting.call(&["dead-letters", "replay"]).failed(2, &["13 dead letters", &topic.name, "--yes"]);
-    counting.call(&["dead-letters", "replay", "--to", "no-such-topic", "--yes"]).failed(1, &["`no-such-topic`", "does not exist"]);
+    counting
+        .call(&["dead-letters", "replay", "--to", "no-such-topic", "--yes"])
+        .failed(1, &["`no-such-topic`", "does not exist"]);
     counting.call(&["dead-letters", "replay", "--topic", "nothing", "--yes"]).failed(2, &["has never read a topic"]);
     assert_eq!(records(topic, 2).len(), 39);
 
@@ -151,7 +153,8 @@ async fn replayed(counting: Counting) {
     assert!(shown.out.contains("sent again "), "{shown:?}");
 
     // To where it was read: one, chosen by its offset; it is read there as a new record, and set aside again.
-    let one = ["dead-letters", "replay", "--topic", &topic.name, "--partition", "0", "--offset", "5", "--yes", "--json"];
+    let one =
+        ["dead-letters", "replay", "--topic", &topic.name, "--partition", "0", "--offset", "5", "--yes", "--json"];
     assert_eq!(numbers(&counting.call(&one)), [1, 0, 0]);
     let back = records(topic, 2).into_iter().find(|record| record.from.is_some()).unwrap();
     assert_eq!((back.partition, back.value.as_deref()), (0, Some(&b"broken 5"[..])));
@@ -186,7 +189,10 @@ async fn a_replay_that_breaks_off_sends_nothing_less_than_once() {
     let before = records(&repaired, 1).len();
     let [sent, passed, failed] = numbers(&counting.call(&replay));
     assert_eq!((sent + passed, failed), (100, 0));
-    assert!(passed > 0 && before as u64 > passed, "some were marked, and some sent and not marked: {passed} of {before}");
+    assert!(
+        passed > 0 && before as u64 > passed,
+        "some were marked, and some sent and not marked: {passed} of {before}"
+    );
     let found = records(&repaired, 1);
     let distinct: BTreeSet<_> = found.iter().map(|record| record.from.clone().unwrap()).collect();
     assert_eq!((distinct.len(), found.len()), (100, before + sent as usize));

@@ -23,13 +23,17 @@ async fn rewound(mut counting: Counting, running: &str) {
     assert_eq!(counting.positions(), ends);
 
     // What becomes of the state has to be said, and somebody has to agree.
-    counting.call(&["offsets", "rewind", "--to", "40", "--yes"]).failed(2, &["--reset-state", "--keep-state", "second time"]);
+    counting
+        .call(&["offsets", "rewind", "--to", "40", "--yes"])
+        .failed(2, &["--reset-state", "--keep-state", "second time"]);
     let asked = counting.call(&["offsets", "rewind", "--to", "40", "--reset-state"]);
     asked.failed(2, &["--yes"]);
     assert!(asked.out.contains("Results count only what is read from these offsets on"), "{asked:?}");
     counting.call(&["offsets", "rewind", "--to", "100", "--reset-state", "--yes"]).failed(2, &["nothing to rewind"]);
     counting.call(&["offsets", "rewind", "--to", "soon", "--reset-state", "--yes"]).failed(2, &["--to is `soon`"]);
-    counting.call(&["offsets", "rewind", "--to", "4", "--partition", "9", "--keep-state", "--yes"]).failed(2, &["-0", "-1"]);
+    counting
+        .call(&["offsets", "rewind", "--to", "4", "--partition", "9", "--keep-state", "--yes"])
+        .failed(2, &["-0", "-1"]);
     counting.call(&["offsets", "rewind", "--finish", "--yes"]).failed(2, &["no rewind to finish"]);
     assert_eq!(counting.positions(), ends, "nothing was changed");
 
@@ -37,7 +41,10 @@ async fn rewound(mut counting: Counting, running: &str) {
     let done = counting.call(&[&reset[..], &["--json"]].concat());
     let told = done.json();
     assert_eq!((told["state"].as_str(), told["partitions"][0]["read_again"].as_i64()), (Some("reset"), Some(60)));
-    assert!(done.err.contains("rewinding: --to 40 --reset-state") && done.err.contains("rewound"), "in the log: {done:?}");
+    assert!(
+        done.err.contains("rewinding: --to 40 --reset-state") && done.err.contains("rewound"),
+        "in the log: {done:?}"
+    );
     assert_eq!(counting.positions(), [(0, 40), (1, 40)].into());
     counting.empty_the_table().await;
     counting.fill(20).await;

@@ -25,7 +25,10 @@ async fn the_status_of_a_running_service_is_its_own_and_of_a_stopped_one_that_of
         assert!(text.out.contains(part), "{part:?} in {}", text.out);
     }
     let asked = counting.call_with(&["status", "--json"], &at).json();
-    assert_eq!((&asked["from"], &asked["pipeline"]), (&"service".into(), &Value::from(counting.stand.pipeline.as_str())));
+    assert_eq!(
+        (&asked["from"], &asked["pipeline"]),
+        (&"service".into(), &Value::from(counting.stand.pipeline.as_str()))
+    );
     // Nobody to ask: the store tells that somebody owns it all the same.
     let stored = || counting.call(&["status", "--json"]);
     until_says("the owner is alive", stored, |status| status["owner_is"] == "alive").await;
@@ -65,10 +68,17 @@ async fn positions_are_shown_beside_what_kafka_has() {
             assert_eq!(line["partition"], partition);
             assert_eq!((&line["position"], &line["shards"]), (&40.into(), &serde_json::json!([40, 40])), "{line}");
             assert_eq!((&line["kafka_offset"], &line["begin"]), (&40.into(), &begin.into()), "{line}");
-            assert_eq!((&line["end"], &line["lag"], &line["recreated"]), (&47.into(), &7.into(), &false.into()), "{line}");
+            assert_eq!(
+                (&line["end"], &line["lag"], &line["recreated"]),
+                (&47.into(), &7.into(), &false.into()),
+                "{line}"
+            );
         }
         let text = counting.call(&["offsets", "show"]);
-        assert!(text.out.starts_with("TOPIC") && text.out.contains("KAFKA_OFFSETS") && text.out.contains("all"), "{text:?}");
+        assert!(
+            text.out.starts_with("TOPIC") && text.out.contains("KAFKA_OFFSETS") && text.out.contains("all"),
+            "{text:?}"
+        );
         // Without Kafka the positions are still told.
         let alone = counting.call_with(&["offsets", "show"], &[("KAFKA__BOOTSTRAP_SERVERS", "127.0.0.1:1")]);
         assert_eq!(alone.code, Some(0), "{alone:?}");
@@ -152,7 +162,10 @@ async fn a_segment_that_is_gone_or_damaged_is_named_and_fails_the_verification()
             .iter()
             .map(|fault| {
                 let shard = fault["shard"].as_u64().unwrap();
-                (fault["what"].as_str().unwrap().to_owned(), (shard, fault["needed_by"][0].as_str().unwrap().to_owned()))
+                (
+                    fault["what"].as_str().unwrap().to_owned(),
+                    (shard, fault["needed_by"][0].as_str().unwrap().to_owned()),
+                )
             })
             .collect();
         assert_eq!(faults["damaged"].0, u64::from(first.key.shard), "{told}");
@@ -209,7 +222,10 @@ async fn a_plan_is_explained_without_any_server() {
     }
     let json = counting.call_with(&["explain", "--json"], &nowhere).json();
     assert_eq!(json["routing"], "by the hash of the group (item)");
-    assert_eq!((&json["shards"], &json["stateless"], &json["output_mode"]), (&2.into(), &false.into(), &"update".into()));
+    assert_eq!(
+        (&json["shards"], &json["stateless"], &json["output_mode"]),
+        (&2.into(), &false.into(), &"update".into())
+    );
     assert_eq!(json["sources"][0]["topic"], counting.stand.topic.name.as_str());
     assert_eq!(json["notices"], serde_json::json!([]));
 
@@ -217,6 +233,9 @@ async fn a_plan_is_explained_without_any_server() {
     let console = console.split("LOCATION 'cassandra").next().unwrap().to_owned()
         + "LOCATION 'console://'; INSERT INTO totals SELECT item, 1 FROM orders";
     let json = counting.call_with(&["explain", "--json"], &[("PIPELINE__SQL", &console)]).json();
-    assert_eq!((&json["stateless"], &json["routing"]), (&true.into(), &"by the hash of the primary key of totals (item)".into()));
+    assert_eq!(
+        (&json["stateless"], &json["routing"]),
+        (&true.into(), &"by the hash of the primary key of totals (item)".into())
+    );
     assert!(json["notices"][0].as_str().unwrap().contains("at least once"), "{json}");
 }
