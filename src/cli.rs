@@ -2,8 +2,18 @@
 //! a sentence on standard error.
 
 mod check;
+mod checkpoints;
+mod columns;
+mod confirm;
+mod explain;
 mod letters;
+mod offsets;
+mod pause;
+mod replay;
+mod rewind;
 mod run;
+mod status;
+mod stored;
 
 use std::io::{ErrorKind, Write};
 use std::path::PathBuf;
@@ -20,7 +30,7 @@ use crate::service::ServiceError;
 use crate::settings::{self, Loaded, SettingsError, files, load};
 use crate::sinks::SinkOpenError;
 use crate::stores::OpenError;
-use crate::stores::letters::LettersError;
+use crate::stores::existing::ExistingError;
 use crate::telemetry::TelemetryError;
 
 pub(crate) use run::Signals;
@@ -53,7 +63,39 @@ enum Command {
     },
     /// Runs the pipeline until SIGTERM or SIGINT.
     Run,
-    /// Shows the records of the pipeline that could not be processed. Changes nothing.
+    /// Shows how the pipeline is: asks the running service, or else reads the store. Changes nothing.
+    Status {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Shows what the statements become, part by part, without connecting to anything.
+    Explain {
+        /// As JSON.
+        #[arg(long)]
+        json: bool,
+    },
+    /// Shows where the pipeline stands in each partition, or moves it back.
+    Offsets {
+        #[command(subcommand)]
+        ask: offsets::Ask,
+    },
+    /// Shows the states that are stored, and whether they can be read. Changes nothing.
+    Checkpoints {
+        #[command(subcommand)]
+        ask: checkpoints::Ask,
+    },
+    /// Tells the running service to read the pipeline or a partition no more. A process that starts anew reads it again.
+    Pause {
+        #[command(flatten)]
+        scope: pause::Scope,
+    },
+    /// Tells the running service to go on with what is paused or halted.
+    Resume {
+        #[command(flatten)]
+        resumed: pause::Resumed,
+    },
+    /// Shows the records of the pipeline that could not be processed, or sends them again.
     DeadLetters {
         #[command(subcommand)]
         ask: letters::Ask,
@@ -162,18 +204,18 @@ impl From<ServiceError> for Failure {
             ServiceError::Store(OpenError::Connection(error)) => error.into(),
             ServiceError::Store(error) => Self::failed(error),
             ServiceError::Refused(StoreError::Newer(_)) => Self::usage(error),
-            ServiceError::Refused(_) => Self::failed(error),
+            ServiceError::Refused(_) | ServiceError::Rewinding { .. } => Self::failed(error),
             error => Self::usage(error),
         }
     }
 }
 
-impl From<LettersError> for Failure {
-    fn from(error: LettersError) -> Self {
+impl From<ExistingError> for Failure {
+    fn from(error: ExistingError) -> Self {
         match error {
-            LettersError::Store(OpenError::Connection(error)) => error.into(),
-            LettersError::Store(error) => Self::failed(error),
-            LettersError::NoPipeline { .. } => Self::usage(error),
+            ExistingError::Store(OpenError::Connection(error)) => error.into(),
+            ExistingError::Store(error) => Self::failed(error),
+            ExistingError::NoPipeline { .. } => Self::usage(error),
         }
     }
 }
@@ -194,6 +236,12 @@ pub fn main() -> ExitCode {
     let done = match command {
         Command::Check { connect } => given().and_then(|given| check::check(&given, connect)),
         Command::Run => given().and_then(|given| run::run(&given)),
+        Command::Status { json } => given().and_then(|given| status::status(&given, json)),
+        Command::Explain { json } => given().and_then(|given| explain::explain(&given, json)),
+        Command::Offsets { ask } => given().and_then(|given| offsets::offsets(&given, &ask)),
+        Command::Checkpoints { ask } => given().and_then(|given| checkpoints::checkpoints(&given, &ask)),
+        Command::Pause { scope } => given().and_then(|given| pause::pause(&given, &scope)),
+        Command::Resume { resumed } => given().and_then(|given| pause::resume(&given, &resumed)),
         Command::DeadLetters { ask } => given().and_then(|given| letters::dead_letters(&given, &ask)),
         Command::Demo(arguments) => given().and_then(|given| demo::demo(&given, &arguments)),
         Command::Settings { toml } => {

@@ -165,7 +165,7 @@ fn stage(given: &Loaded, arguments: &DemoArguments, telemetry: &Telemetry) -> Re
     });
     let shown = Shown::new("demo", settings.supervision.stall, telemetry.counters().clone());
     let shown = Arc::new(shown.with_demo(Arc::clone(&scene) as _));
-    let server = Server::start(&settings.http.listen, Arc::clone(&shown))?;
+    let server = Server::start(&settings.http, Arc::clone(&shown))?;
     introduce(server.as_ref(), arguments);
 
     let io = connections()?;

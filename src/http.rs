@@ -3,6 +3,8 @@
 //! It runs on a thread and a runtime of its own and reads only the board, so that no actor, however busy, makes it deaf,
 //! and no reader, however slow, holds up an actor.
 
+pub(crate) mod client;
+mod guard;
 mod health;
 mod metrics;
 mod routes;
@@ -14,12 +16,15 @@ use std::time::{Duration, Instant};
 use futures::future::BoxFuture;
 use strandline_actors::board::{ActorId, Board};
 use strandline_actors::message::Target;
+use strandline_actors::pause::{Scope, Wished};
 use strandline_actors::run::Handle;
 use tokio::sync::oneshot;
 
+use crate::settings::HttpSettings;
 use crate::sinks::SinkCounts;
 use crate::telemetry;
 
+use guard::Guard;
 pub(crate) use health::waiting_for;
 
 /// Why nothing can be shown.
@@ -62,6 +67,10 @@ pub trait Running: Send + Sync {
     fn crash(&self, target: Target);
     /// Starts a halted actor again; answers whether it was halted.
     fn resume(&self, id: ActorId) -> BoxFuture<'_, bool>;
+    /// Reads something no more until it is told to go on.
+    fn pause(&self, scope: Scope) -> BoxFuture<'_, Wished>;
+    /// Reads what was paused again.
+    fn go_on(&self, scope: Scope) -> BoxFuture<'_, Wished>;
 }
 
 impl Running for Handle {
@@ -75,6 +84,14 @@ impl Running for Handle {
 
     fn resume(&self, id: ActorId) -> BoxFuture<'_, bool> {
         Box::pin(Self::resume(self, id))
+    }
+
+    fn pause(&self, scope: Scope) -> BoxFuture<'_, Wished> {
+        Box::pin(Self::pause(self, scope))
+    }
+
+    fn go_on(&self, scope: Scope) -> BoxFuture<'_, Wished> {
+        Box::pin(Self::go_on(self, scope))
     }
 }
 
@@ -133,8 +150,9 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts to serve at an address. `None`: it is `off`.
-    pub fn start(listen: &str, shown: Arc<Shown>) -> Result<Option<Self>, HttpError> {
+    /// Starts to serve where the settings say. `None`: it is `off`.
+    pub fn start(settings: &HttpSettings, shown: Arc<Shown>) -> Result<Option<Self>, HttpError> {
+        let listen = settings.listen.as_str();
         if listen == "off" {
             return Ok(None);
         }
@@ -142,6 +160,13 @@ impl Server {
         let listener = bind(listen)?;
         let address = listener.local_addr().map_err(failed)?;
         listener.set_nonblocking(true).map_err(failed)?;
+        let guard = Guard::new(settings.token.clone(), address);
+        if guard.shut() {
+            tracing::info!(
+                "nothing can be changed over http at {address}, which other machines can reach: STRANDLINE_HTTP__TOKEN is \
+                 not set"
+            );
+        }
         let (end, ended) = oneshot::channel();
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(failed)?;
         let serve = move || {
@@ -150,7 +175,7 @@ impl Server {
                     Ok(listener) => listener,
                     Err(error) => return tracing::error!("the status page cannot be served: {error}"),
                 };
-                let serving = axum::serve(listener, routes::router(shown));
+                let serving = axum::serve(listener, routes::router(shown, guard));
                 tokio::select! {
                     result = async { serving.await } => {
                         if let Err(error) = result {

@@ -6,7 +6,9 @@ use std::time::Duration;
 
 use strandline_actors::clock::{HybridClock, SystemClock};
 use strandline_actors::env::Pipeline;
+use strandline_actors::pointer::{Content, Pointer};
 use strandline_actors::ports::{PipelineRow, Sink, Source, SourceError, StateStore, StoreError};
+use strandline_actors::rewind::Rewind;
 use strandline_actors::run::{Handle, Outcome, run};
 use strandline_actors::supervisor::Placement;
 
@@ -73,6 +75,16 @@ pub enum ServiceError {
         table: String,
         /// What would make it.
         ddl: String,
+    },
+    /// Some shards stand where a rewind wants them, and some do not.
+    #[error(
+        "pipeline {name} does not start: {rewind}. `strandline offsets rewind --finish` finishes it as it was begun"
+    )]
+    Rewinding {
+        /// The pipeline.
+        name: String,
+        /// The rewind.
+        rewind: Box<Rewind>,
     },
     /// The stored state belongs to another plan.
     #[error(
@@ -162,8 +174,13 @@ impl Prepared {
         let shards = define(settings, plan, store.as_ref()).await?;
         for shard in 0..shards {
             // What else may be wrong with a pointer is found when its shard is claimed, and stops that shard alone.
-            if let Err(error @ StoreError::Newer(_)) = store.read_pointer(shard).await {
-                return Err(error.into());
+            match store.read_pointer(shard).await {
+                Err(error @ StoreError::Newer(_)) => return Err(error.into()),
+                // A claim would find it, too, but only after this process took a generation.
+                Ok(Some(Pointer { content: Content { rewind: Some(rewind), .. }, .. })) => {
+                    return Err(ServiceError::Rewinding { name: settings.pipeline.name.clone(), rewind });
+                }
+                _ => {}
             }
         }
         Ok(Self { source, store, shards, begun })

@@ -359,11 +359,13 @@ impl Default for ShutdownSettings {
 pub struct HttpSettings {
     /// The address to listen on, or `off`.
     pub listen: String,
+    /// What whoever wants to change something has to send.
+    pub token: Option<Secret>,
 }
 
 impl Default for HttpSettings {
     fn default() -> Self {
-        Self { listen: "127.0.0.1:8080".into() }
+        Self { listen: "127.0.0.1:8080".into(), token: None }
     }
 }
 
@@ -436,7 +438,9 @@ mod tests {
         let shown = format!("{settings:?} {settings:#?}");
         assert!(!shown.contains("geheim"), "{shown}");
         assert!(shown.contains("/etc/ca.pem") && shown.contains("sasl.password"), "{shown}");
-        let json = serde_json::to_string(&settings.cassandra).unwrap_or_default();
-        assert!(!json.contains("geheim"), "{json}");
+        settings.http.token = Some("geheim-8".into());
+        let shown = format!("{:?} {:#?}", settings.http, settings.http);
+        let json = serde_json::to_string(&(&settings.cassandra, &settings.http)).unwrap_or_default();
+        assert!(!json.contains("geheim") && !shown.contains("geheim"), "{json} {shown}");
     }
 }

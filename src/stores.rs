@@ -3,6 +3,7 @@
 //! Both keep the same promises, and one conformance suite holds them to it.
 
 pub mod cassandra;
+pub mod existing;
 mod format;
 pub mod letters;
 pub mod local;

@@ -66,6 +66,8 @@ pub enum Life {
     BackingOff,
     /// It stands still until somebody decides.
     Halted,
+    /// It was told to stand still, until it is told to go on.
+    Paused,
     /// It was told to stop.
     Stopped,
 }
@@ -223,11 +225,25 @@ pub struct Snapshot {
     pub committer: CommitterStatus,
     /// The shards by number.
     pub shards: BTreeMap<ShardId, ShardStatus>,
+    /// Everything that is read was told to stand still.
+    pub paused: bool,
     /// The partitions.
     #[serde(serialize_with = "values")]
     pub partitions: BTreeMap<PartitionKey, PartitionStatus>,
     /// The last events, oldest first.
     pub events: VecDeque<Event>,
+}
+
+impl Snapshot {
+    fn name(&self, id: ActorId) -> String {
+        match id {
+            ActorId::Partition(key) => match self.partitions.get(&key) {
+                Some(partition) => format!("partition {}-{}", partition.topic, partition.partition),
+                None => id.to_string(),
+            },
+            other => other.to_string(),
+        }
+    }
 }
 
 /// The board. Writing is cheap; reading copies.
@@ -296,6 +312,16 @@ impl Board {
         self.with(|state| state.partitions.get(&key).map(|partition| partition.position))
     }
 
+    /// Notes whether the pipeline was told to stand still.
+    pub(crate) fn paused(&self, paused: bool) {
+        self.with(|state| state.paused = paused);
+    }
+
+    /// An actor as people know it: a partition by its topic's name.
+    pub fn name(&self, id: ActorId) -> String {
+        self.with(|state| state.name(id))
+    }
+
     /// Changes what is known of a shard.
     pub fn shard(&self, shard: ShardId, change: impl FnOnce(&mut ShardStatus)) {
         self.with(|state| change(state.shards.entry(shard).or_default()));
@@ -334,13 +360,7 @@ impl Board {
             if state.events.len() == EVENTS {
                 state.events.pop_front();
             }
-            let actor = match actor {
-                ActorId::Partition(key) => match state.partitions.get(&key) {
-                    Some(partition) => format!("partition {}-{}", partition.topic, partition.partition),
-                    None => actor.to_string(),
-                },
-                other => other.to_string(),
-            };
+            let actor = state.name(actor);
             state.events.push_back(Event {
                 at: u64::try_from(at.as_millis()).unwrap_or(u64::MAX),
                 actor,

@@ -26,6 +26,8 @@ pub enum Cause {
     Halt(String),
     /// A higher generation owns what it works on: the whole process steps down.
     Fenced(String),
+    /// It was told to stand still, and has nothing in flight.
+    Paused,
     /// It was told to end, or replaced.
     Stopped,
 }
@@ -40,6 +42,7 @@ impl Cause {
             Self::Halt(what) => ("halt", what),
             Self::Fenced(what) => ("fenced", what),
             Self::Stopped => ("stopped", ""),
+            Self::Paused => ("paused", ""),
         }
     }
 }
@@ -52,6 +55,7 @@ impl std::fmt::Display for Cause {
             Self::Stalled(what) => write!(f, "stall: {what}"),
             Self::Halt(what) => write!(f, "halted: {what}"),
             Self::Fenced(what) => write!(f, "fenced: {what}"),
+            Self::Paused => f.write_str("paused"),
             Self::Stopped => f.write_str("stopped"),
         }
     }

@@ -349,6 +349,10 @@ async fn claim(env: Arc<Env>, shard: ShardId, known: bool) -> Result<Pointer, Ca
                 let (theirs, ours) = (&pointer.content.fingerprint, &env.pipeline.fingerprint);
                 return Err(Cause::Halt(format!("shard {shard} holds the state of plan {theirs}, not of {ours}")));
             }
+            if let Some(rewind) = &pointer.content.rewind {
+                // Some shards are rewound and some are not: none may go on.
+                return Err(Cause::Fenced(format!("shard {shard} is being rewound: {rewind}")));
+            }
         }
         let base = match recovery::claim(current.as_ref(), env.generation) {
             ClaimVerdict::Claim(base) => base,
@@ -715,6 +719,7 @@ async fn commit(env: Arc<Env>, current: Pointer, checkpoint: Checkpoint, cleaned
         delivered: current.content.outbox.epoch,
         garbage: Vec::new(),
         swept: current.content.swept.max(cleaned.swept),
+        rewind: None,
     };
     let mut next =
         Pointer { shard, epoch, attempt: checkpoint.attempt, generation: env.generation, timestamp, content, kept };
@@ -779,7 +784,7 @@ fn listed(pointer: &Pointer) -> impl Iterator<Item = SegmentKey> {
 }
 
 /// What the old pointer listed or called garbage, the new one does not list, and is not deleted yet.
-fn garbage(old: &Pointer, new: &Pointer, deleted: &HashSet<SegmentKey>) -> Vec<SegmentKey> {
+pub(crate) fn garbage(old: &Pointer, new: &Pointer, deleted: &HashSet<SegmentKey>) -> Vec<SegmentKey> {
     let alive: HashSet<SegmentKey> = listed(new).collect();
     let mut seen = HashSet::new();
     let before = listed(old).chain(old.content.garbage.iter().copied());

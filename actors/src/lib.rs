@@ -14,6 +14,7 @@
 //! 5. `partition`, `aggregation`, `committer`, `supervisor`: the four actors. After any death a partition asks every shard
 //!    where it stands and reads from the lowest answer; a shard is loaded only by a claim of its pointer.
 //! 6. [`ownership`]: when a process takes a generation at all, so that nobody takes over from one that is alive.
+//! 7. [`rewind`]: how the positions of a stopped pipeline go back, on all shards or on none.
 //!
 //! This crate knows nothing of Kafka, Cassandra or SQL: it reaches them through [`ports`].
 
@@ -62,6 +63,7 @@ pub mod lane;
 pub mod message;
 pub mod ownership;
 mod partition;
+pub mod pause;
 pub mod pointer;
 pub mod points;
 pub mod ports;
@@ -69,6 +71,7 @@ pub mod position;
 pub mod recovery;
 pub mod restart;
 mod retention;
+pub mod rewind;
 pub mod run;
 pub mod segment;
 pub mod spans;

@@ -8,6 +8,7 @@ use tracing::Span;
 use crate::board::ActorId;
 use crate::child::Cause;
 use crate::credit::Credit;
+use crate::pause::{Scope, Wished};
 use crate::pointer::{Attempt, Base, Pointer, ShardId};
 use crate::ports::{DeadLetter, LaneRows, OutputBatch, StateDelta};
 use crate::position::{Offset, PartitionKey, Position, Range, SourcePartition, Vector, Watermark};
@@ -156,6 +157,16 @@ pub(crate) struct Stop;
 #[derive(Message)]
 #[rtype(result = "()")]
 pub(crate) struct CrashActor(pub(crate) Target);
+
+/// Anyone → supervisor: read this no more until you are told to go on.
+#[derive(Message)]
+#[rtype(result = "Wished")]
+pub(crate) struct Pause(pub(crate) Scope);
+
+/// Anyone → supervisor: read this again.
+#[derive(Message)]
+#[rtype(result = "Wished")]
+pub(crate) struct GoOn(pub(crate) Scope);
 
 /// Anyone → supervisor: start a halted actor again, with a full budget.
 #[derive(Message)]

@@ -23,6 +23,7 @@ use crate::child::{Cause, Exit, panic_text};
 use crate::env::Env;
 use crate::lane;
 use crate::message::{Crash, Incarnation, LaneBatch, LaneReply, Register};
+use crate::pause::Brake;
 use crate::points::{self, Point};
 use crate::ports::{
     CrashNote, PartitionReader, SourceBatch, SourceError, SourceStage, StageError, StageInput, StageOutput,
@@ -57,6 +58,8 @@ pub(crate) struct PartitionLife {
     pub(crate) lanes: Vec<Option<Addr<AggregationActor>>>,
     /// The restart that this life begins with, if it is one.
     pub(crate) restart: Span,
+    /// Pulled when the partition is to stand still.
+    pub(crate) brake: Brake,
 }
 
 impl PartitionActor {
@@ -120,8 +123,10 @@ impl PartitionLife {
         match self.work(&mut unanswered, restart).await {
             Ok(never) => match never {},
             // A shard passes over what nobody waits for any more. No next life would send it again, so it would be missing
-            // for as long as the partition is halted.
-            Err(cause @ Cause::Halt(_)) => self.answered(&mut unanswered).await.err().unwrap_or(cause),
+            // for as long as the partition is halted or paused.
+            Err(cause @ (Cause::Halt(_) | Cause::Paused)) => {
+                self.answered(&mut unanswered).await.err().unwrap_or(cause)
+            }
             Err(cause) => cause,
         }
     }
@@ -216,6 +221,9 @@ impl PartitionLife {
         });
 
         loop {
+            if self.brake.pulled() {
+                return Err(Cause::Paused);
+            }
             self.activity(Activity::Reading);
             let reading = Instant::now();
             let batch = self.read(reader.as_mut(), position, &suspicion).await?;

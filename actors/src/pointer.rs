@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
 use crate::position::Vector;
+use crate::rewind::Rewind;
 
 /// A part of the key space, `0..S`: the unit of atomicity.
 pub type ShardId = u32;
@@ -143,6 +144,9 @@ pub struct Content {
     pub garbage: Vec<SegmentKey>,
     /// Epochs below this one hold no orphans any more.
     pub swept: Epoch,
+    /// A rewind that is under way: until it is finished, nobody loads the shard.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rewind: Option<Box<Rewind>>,
 }
 
 /// An earlier state of the shard that can still be gone back to when a later segment turns out to be corrupt.

@@ -32,10 +32,14 @@ pub enum Point {
     Compaction,
     /// One of the segments of a claimed shard is read.
     Restore,
+    /// A step of a rewind is done on one shard.
+    Rewound,
+    /// Dead letters are sent again and acknowledged, but not marked yet.
+    Replayed,
 }
 
 impl Point {
-    /// All of them.
+    /// Those of a running service.
     pub const ALL: [Self; 12] = [
         Self::Fetched,
         Self::Aggregated,
@@ -50,6 +54,9 @@ impl Point {
         Self::Compaction,
         Self::Restore,
     ];
+
+    /// Those of commands that change what is stored.
+    pub const OF_COMMANDS: [Self; 2] = [Self::Rewound, Self::Replayed];
 
     /// Its name in `KILL_AT`.
     pub fn name(self) -> &'static str {
@@ -66,6 +73,8 @@ impl Point {
             Self::AfterOffsets => "after-offsets",
             Self::Compaction => "compaction",
             Self::Restore => "restore",
+            Self::Rewound => "rewound",
+            Self::Replayed => "replayed",
         }
     }
 }
@@ -76,7 +85,7 @@ mod reached {
 
     /// Nothing happens here outside of tests.
     #[inline(always)]
-    pub(crate) fn reach(_: Point) {}
+    pub fn reach(_: Point) {}
 
     /// The request itself.
     #[inline(always)]
@@ -103,7 +112,7 @@ mod reached {
     fn wanted(variable: &str) -> Option<(Point, AtomicU64)> {
         let given = std::env::var(variable).ok()?;
         let parsed = given.split_once(':').and_then(|(name, count)| {
-            let point = Point::ALL.into_iter().find(|point| point.name() == name)?;
+            let point = Point::ALL.into_iter().chain(Point::OF_COMMANDS).find(|point| point.name() == name)?;
             Some((point, AtomicU64::new(count.parse().ok().filter(|count| *count > 0)?)))
         });
         Some(parsed.unwrap_or_else(|| panic!("{variable} is `{given}`, which is no <point>:<n>")))
@@ -121,7 +130,7 @@ mod reached {
     }
 
     /// Ends the process, or the actor, if it was told to die here.
-    pub(crate) fn reach(point: Point) {
+    pub fn reach(point: Point) {
         if is_the_end(point) {
             die(point);
         }
@@ -153,4 +162,5 @@ mod reached {
     }
 }
 
-pub(crate) use reached::{reach, sent};
+pub use reached::reach;
+pub(crate) use reached::sent;

@@ -1,4 +1,4 @@
-//! Whether Kafka's retention is about to delete records that something halted still needs.
+//! Whether Kafka's retention is about to delete records that something halted or paused still needs.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -17,8 +17,9 @@ pub(crate) type Beginnings = BTreeMap<PartitionKey, (Instant, Offset)>;
 
 /// The first offset that something halted still needs.
 fn needed(board: &Snapshot, key: &PartitionKey) -> Option<Offset> {
-    let partition_halted = board.partitions.get(key).is_some_and(|status| status.actor.life == Life::Halted);
-    let shards = board.shards.values().filter(|shard| partition_halted || shard.actor.life == Life::Halted);
+    let stands =
+        board.partitions.get(key).is_some_and(|status| matches!(status.actor.life, Life::Halted | Life::Paused));
+    let shards = board.shards.values().filter(|shard| stands || shard.actor.life == Life::Halted);
     shards.filter_map(|shard| shard.positions.get(key).copied()).min()
 }
 

@@ -12,7 +12,8 @@ use tokio::time::Instant;
 use crate::board::{ActorId, Board, Life};
 use crate::child::{self, Cause};
 use crate::env::Pipeline;
-use crate::message::{CrashActor, Resume, Stop, Target};
+use crate::message::{CrashActor, GoOn, Pause, Resume, Stop, Target};
+use crate::pause::{Pauses, Scope, Wished};
 use crate::restart::{Crashes, Restart};
 use crate::spans;
 use crate::supervisor::{Arbiters, Placement, Shared, Supervisor, restart};
@@ -78,6 +79,22 @@ impl Handle {
         self.shared.end_all();
     }
 
+    /// Reads the pipeline or a partition no more, until it is told to go on or the process ends.
+    pub async fn pause(&self, scope: Scope) -> Wished {
+        match self.supervisor() {
+            Some(supervisor) => supervisor.send(Pause(scope)).await.unwrap_or(Wished::Unknown),
+            None => Wished::Unknown,
+        }
+    }
+
+    /// Reads what was paused again.
+    pub async fn go_on(&self, scope: Scope) -> Wished {
+        match self.supervisor() {
+            Some(supervisor) => supervisor.send(GoOn(scope)).await.unwrap_or(Wished::Unknown),
+            None => Wished::Unknown,
+        }
+    }
+
     /// Starts a halted partition or shard again. Answers whether it was halted.
     pub async fn resume(&self, id: ActorId) -> bool {
         match self.supervisor() {
@@ -94,6 +111,7 @@ pub fn run(pipeline: Arc<Pipeline>, placement: Placement) -> (Handle, impl Futur
         board: Arc::default(),
         arbiters: Mutex::new(Arbiters::new(&placement)),
         incarnations: AtomicU64::new(0),
+        pauses: Pauses::default(),
         alive: Mutex::default(),
     });
     let handle = Handle { shared: Arc::clone(&shared), control: Arc::default() };
@@ -145,7 +163,7 @@ async fn supervise(shared: Arc<Shared>, control: Arc<Control>) -> Outcome {
         });
         match crashes.crashed(since.elapsed(), 0.5) {
             Restart::After(pause) => {
-                let span = restart(ActorId::Supervisor, &cause, pause);
+                let span = restart(&shared.board, ActorId::Supervisor, &cause, pause);
                 // Whoever wants the end does not wait for the pause.
                 let told = control.told.notified();
                 let _ = tokio::time::timeout(pause.max(Duration::from_millis(1)), told).await;

@@ -25,10 +25,12 @@ use crate::committer::OffsetCommitter;
 use crate::credit::Credits;
 use crate::env::{Env, Pipeline, patiently};
 use crate::message::{
-    Crash, CrashActor, Died, Discovered, Expect, Flush, FlushOffsets, Incarnation, Resume, StartAgain, Stop, Target,
+    Crash, CrashActor, Died, Discovered, Expect, Flush, FlushOffsets, GoOn, Incarnation, Pause, Resume, StartAgain,
+    Stop, Target,
 };
 use crate::ownership::{self, Owner};
 use crate::partition::{PartitionActor, PartitionLife};
+use crate::pause::{Brake, Pauses, Scope, Wished};
 use crate::pointer::{Generation, ShardId};
 use crate::ports::{SourceError, StoreError};
 use crate::position::{Offset, PartitionKey, SourcePartition};
@@ -104,6 +106,8 @@ pub(crate) struct Shared {
     pub(crate) board: Arc<Board>,
     pub(crate) arbiters: Mutex<Arbiters>,
     pub(crate) incarnations: AtomicU64,
+    /// What was told to stand still.
+    pub(crate) pauses: Pauses,
     /// Every actor that was started, so that all can be ended when the supervisor died.
     pub(crate) alive: Mutex<BTreeMap<ActorId, AbortHandle>>,
 }
@@ -161,6 +165,8 @@ struct Partition {
     start: Result<Offset, String>,
     /// Where it last panicked, and how often in a row there.
     panics: (Offset, u32),
+    /// That of its present life.
+    brake: Brake,
     actor: Supervised<PartitionActor>,
 }
 
@@ -282,13 +288,18 @@ impl Supervisor {
         let Some(known) = self.partitions.get_mut(&key).filter(|known| !known.actor.halted) else { return };
         known.actor.end();
         let Ok(start) = known.start else { return };
+        if self.shared.pauses.hold(&key) {
+            return self.shared.board.actor(ActorId::Partition(key), |status| status.life = Life::Paused);
+        }
         if lanes.iter().all(Option::is_none) {
             return;
         }
         let (id, incarnation) = (ActorId::Partition(key), self.shared.incarnation());
         let died = Self::monitor(ctx, id, incarnation);
         let (partition, panics) = (known.partition.clone(), known.panics.1);
-        let life = PartitionLife { env, partition, incarnation, start, panics, lanes, restart: restart.clone() };
+        known.brake = Brake::default();
+        let (restart, brake) = (restart.clone(), known.brake.clone());
+        let life = PartitionLife { env, partition, incarnation, start, panics, lanes, restart, brake };
         let child = child::spawn(&self.shared.arbiter(id), move |exit| PartitionActor::new(life, exit), died);
         self.shared.born(id, child.abort_handle());
         let actor = &mut known.actor;
@@ -306,7 +317,7 @@ impl Supervisor {
     fn end_partitions(&mut self) {
         for (key, known) in &mut self.partitions {
             known.actor.end();
-            if !known.actor.halted {
+            if !known.actor.halted && !self.shared.pauses.hold(key) {
                 self.shared.board.actor(ActorId::Partition(*key), |status| status.life = Life::Starting);
             }
         }
@@ -330,9 +341,10 @@ impl Supervisor {
                  has not read"
             }
         };
-        let span = tracing::info_span!(parent: None, "halt", strandline.actor = %id);
+        let name = self.shared.board.name(id);
+        let span = tracing::info_span!(parent: None, "halt", strandline.actor = %name);
         spans::died(&span, &Cause::Halt(why.to_owned()));
-        span.in_scope(|| tracing::error!(actor = %id, "halted: {why}; {advice}"));
+        span.in_scope(|| tracing::error!(actor = %name, "halted: {why}; {advice}"));
         self.shared.board.event(id, format!("halted: {why}"));
         self.shared.board.actor(id, |status| {
             (status.life, status.refused) = (Life::Halted, refused);
@@ -353,6 +365,35 @@ impl Supervisor {
             }
             ActorId::Committer | ActorId::Supervisor => {}
         }
+    }
+
+    /// The actor of a partition has ended since it was told to stand still, or to go on in the next moment.
+    fn stands(&mut self, ctx: &mut Context<Self>, id: ActorId) {
+        let ActorId::Partition(key) = id else { return };
+        if let Some(known) = self.partitions.get_mut(&key) {
+            known.actor.child = None;
+        }
+        self.start_partition(ctx, key, &Span::none());
+    }
+
+    /// The partitions that a wish is about.
+    fn scope(&self, scope: Scope) -> Vec<PartitionKey> {
+        match scope {
+            Scope::Pipeline => self.partitions.keys().copied().collect(),
+            Scope::Partition(key) => self.partitions.contains_key(&key).then_some(key).into_iter().collect(),
+        }
+    }
+
+    /// How the log and the events call what a wish is about.
+    fn wished(&self, scope: Scope, what: &str) {
+        let id = match scope {
+            Scope::Pipeline => ActorId::Supervisor,
+            Scope::Partition(key) => ActorId::Partition(key),
+        };
+        let about = if scope == Scope::Pipeline { "the pipeline".to_owned() } else { self.shared.board.name(id) };
+        tracing::warn!("{about} {what}");
+        self.shared.board.event(id, what);
+        self.shared.board.paused(self.shared.pauses.pipeline());
     }
 
     /// Looks for actors that do not get on.
@@ -457,7 +498,7 @@ impl Supervisor {
         self.shared.board.event(id, cause.to_string());
         match decision {
             Restart::After(pause) => {
-                let span = restart(id, cause, pause);
+                let span = restart(&self.shared.board, id, cause, pause);
                 if restarts_all {
                     self.end_partitions();
                 }
@@ -500,11 +541,11 @@ impl Actor for Supervisor {
 }
 
 /// The span of a restart, with its cause.
-pub(crate) fn restart(id: ActorId, cause: &Cause, pause: Duration) -> Span {
-    let kind = id.kind();
-    let span = tracing::info_span!(parent: None, "restart", strandline.actor = %id, strandline.actor.kind = kind);
+pub(crate) fn restart(board: &Board, id: ActorId, cause: &Cause, pause: Duration) -> Span {
+    let (name, kind) = (board.name(id), id.kind());
+    let span = tracing::info_span!(parent: None, "restart", strandline.actor = %name, strandline.actor.kind = kind);
     spans::died(&span, cause);
-    span.in_scope(|| tracing::warn!(actor = %id, "{cause}; starting again in {pause:?}"));
+    span.in_scope(|| tracing::warn!(actor = %name, "{cause}; starting again in {pause:?}"));
     span
 }
 
@@ -620,7 +661,8 @@ impl Handler<Discovered> for Supervisor {
             env.topics.lock().unwrap_or_else(PoisonError::into_inner).insert(key.topic_id, partition.topic.clone());
             env.partitions.fetch_add(1, Ordering::Relaxed);
             let actor = Supervised::new(&self.shared);
-            let known = Partition { partition, start: start.clone(), panics: Default::default(), actor };
+            let (panics, brake) = Default::default();
+            let known = Partition { partition, start: start.clone(), panics, brake, actor };
             self.partitions.insert(key, known);
             found.push((key, start));
         }
@@ -666,6 +708,7 @@ impl Handler<Died> for Supervisor {
             Cause::Halt(why) => {
                 self.halt(ctx, id, &why);
             }
+            Cause::Paused => self.stands(ctx, id),
             cause => self.crashed(ctx, id, incarnation, &cause),
         }
     }
@@ -705,6 +748,53 @@ impl Handler<StartAgain> for Supervisor {
             }
             _ => {}
         }
+    }
+}
+
+impl Handler<Pause> for Supervisor {
+    type Result = Wished;
+
+    fn handle(&mut self, Pause(scope): Pause, _: &mut Self::Context) -> Self::Result {
+        let keys = self.scope(scope);
+        if self.env.is_none() || self.stopping || (keys.is_empty() && scope != Scope::Pipeline) {
+            return Wished::Unknown;
+        }
+        if !self.shared.pauses.pause(scope) {
+            return Wished::Already;
+        }
+        self.wished(scope, "is paused on request; a process that is started anew reads it again");
+        for key in keys {
+            let Some(known) = self.partitions.get(&key) else { continue };
+            match known.actor.child {
+                // It ends by itself when the shards have what is in flight.
+                Some(_) => known.brake.pull(),
+                None if known.actor.halted => {}
+                None => self.shared.board.actor(ActorId::Partition(key), |status| status.life = Life::Paused),
+            }
+        }
+        Wished::Done
+    }
+}
+
+impl Handler<GoOn> for Supervisor {
+    type Result = Wished;
+
+    fn handle(&mut self, GoOn(scope): GoOn, ctx: &mut Self::Context) -> Self::Result {
+        let keys = self.scope(scope);
+        if self.env.is_none() || (keys.is_empty() && scope != Scope::Pipeline) {
+            return Wished::Unknown;
+        }
+        if !self.shared.pauses.resume(scope, self.partitions.keys().copied()) {
+            return Wished::Already;
+        }
+        self.wished(scope, "goes on on request");
+        for key in keys {
+            // One that is still about to stand still starts again when it has.
+            if self.partitions.get(&key).is_some_and(|known| known.actor.child.is_none()) {
+                self.start_partition(ctx, key, &Span::none());
+            }
+        }
+        Wished::Done
     }
 }
 

@@ -11,6 +11,7 @@ use crate::service;
 use crate::settings::{Loaded, Settings, StoreKind};
 use crate::sql::Plan;
 use crate::stores::cassandra::CassandraStore;
+use crate::stores::existing::{Existing, ExistingError};
 use crate::{cassandra, sinks, stores};
 
 /// How long Kafka may take to answer. Running, it is waited for without end.
@@ -109,6 +110,23 @@ async fn kafka(settings: &Settings, plan: &Plan, source: &KafkaSource) -> Result
     Ok(text)
 }
 
+/// What a folder that is there has of the pipeline.
+async fn local(settings: &Settings, plan: &Plan) -> Result<String, Failure> {
+    let (folder, name) = (stores::folder(settings).display(), &settings.pipeline.name);
+    match Existing::open(settings).await {
+        Ok(existing) => {
+            let shards = service::fits(settings, plan, &existing.row)?;
+            Ok(format!(
+                "The folder {folder} is there: it goes on from the stored state of {name}, in {shards} shards\n"
+            ))
+        }
+        Err(ExistingError::NoPipeline { .. }) => {
+            Ok(format!("The folder {folder} is there: nothing is stored of {name} yet\n"))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
 async fn store(settings: &Settings, plan: &Plan) -> Result<String, Failure> {
     match settings.store.kind {
         StoreKind::Cassandra => {
@@ -126,7 +144,7 @@ async fn store(settings: &Settings, plan: &Plan) -> Result<String, Failure> {
         StoreKind::Local => {
             let folder = stores::folder(settings);
             match std::fs::metadata(folder) {
-                Ok(found) if found.is_dir() => Ok(format!("The folder {} is there\n", folder.display())),
+                Ok(found) if found.is_dir() => local(settings, plan).await,
                 Ok(_) => Err(Failure::usage(format!(
                     "STRANDLINE_STORE__PATH is {}, which is a file: name a folder",
                     folder.display()

@@ -2,6 +2,7 @@
 //!
 //! Whatever a record holds, it can neither break a line of the list nor steer the terminal.
 
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::ops::ControlFlow;
@@ -11,12 +12,12 @@ use arrow::util::display::{ArrayFormatter, FormatOptions};
 use clap::Subcommand;
 use serde_json::{Value, json};
 
-use super::{Failure, connections};
+use super::stored::named;
+use super::{Failure, connections, replay};
 use crate::kafka::kafka_form;
-use crate::service::ServiceError;
 use crate::settings::Loaded;
 use crate::sinks::printable;
-use crate::stores::letters::{Letter, Letters, Payload, Wanted};
+use crate::stores::letters::{Letter, Letters, Payload, Replays, Wanted};
 
 /// Lines of the table that are aligned together.
 const BLOCK: usize = 500;
@@ -44,6 +45,8 @@ pub(super) enum Ask {
         #[arg(long, default_value_t = 100)]
         limit: usize,
     },
+    /// Sends records to Kafka again, and marks them. Each is sent at least once; what is marked is passed over.
+    Replay(replay::Again),
     /// Shows one record whole: reason, times, key and value.
     Show {
         /// The topic.
@@ -52,27 +55,32 @@ pub(super) enum Ask {
         partition: i32,
         /// The offset.
         offset: i64,
+        /// As JSON, a line for each.
+        #[arg(long)]
+        json: bool,
     },
 }
 
 pub(super) fn dead_letters(given: &Loaded, ask: &Ask) -> Result<(), Failure> {
     let settings = &given.settings;
-    if settings.pipeline.name.trim().is_empty() {
-        return Err(ServiceError::NoName.into());
+    let name = named(settings)?;
+    if let Ask::Replay(again) = ask {
+        return replay::replay(settings, again);
     }
     let io = connections()?;
     let done = io.block_on(async {
         let letters = Letters::open(settings).await?;
-        let name = &settings.pipeline.name;
         match ask {
+            Ask::Replay(_) => Ok(()),
             Ask::List { json, topic, partition, reason, limit } => {
                 known(&letters, name, topic.as_deref())?;
-                let wanted = Wanted { topic: topic.clone(), partition: *partition, offset: None, payload: *json };
+                let wanted =
+                    Wanted { topic: topic.clone(), partition: *partition, payload: *json, ..Wanted::default() };
                 list(&letters, &wanted, reason.as_deref(), *limit, *json).await
             }
-            Ask::Show { topic, partition, offset } => {
+            Ask::Show { topic, partition, offset, json } => {
                 known(&letters, name, Some(topic))?;
-                show(&letters, name, topic, *partition, *offset).await
+                show(&letters, name, (topic, *partition, *offset), *json).await
             }
         }
     });
@@ -81,7 +89,7 @@ pub(super) fn dead_letters(given: &Loaded, ask: &Ask) -> Result<(), Failure> {
 }
 
 /// A topic that was never read has no letters, and was probably meant otherwise.
-fn known(letters: &Letters, pipeline: &str, topic: Option<&str>) -> Result<(), Failure> {
+pub(super) fn known(letters: &Letters, pipeline: &str, topic: Option<&str>) -> Result<(), Failure> {
     let topics = letters.topics();
     match topic {
         Some(topic) if !topics.contains(topic) => {
@@ -104,6 +112,7 @@ async fn list(
     let (mut shown, mut more) = (0_usize, false);
     let mut out = Out::default();
     let mut table = Table::default();
+    let replays = if json { replays(letters, wanted).await? } else { BTreeMap::new() };
     let each = &mut |letter: Letter| {
         if reason.as_ref().is_some_and(|reason| !letter.reason.to_lowercase().contains(reason.as_str())) {
             return ControlFlow::Continue(());
@@ -113,7 +122,8 @@ async fn list(
             return ControlFlow::Break(());
         }
         shown += 1;
-        let text = if json { format!("{}\n", as_json(&letter)) } else { table.add(&letter) };
+        let text =
+            if json { format!("{}\n", as_json(&letter, replayed(&replays, &letter))) } else { table.add(&letter) };
         out.write(&text)
     };
     letters.read(wanted, each).await.map_err(Failure::failed)?;
@@ -128,9 +138,39 @@ async fn list(
     Ok(())
 }
 
-async fn show(letters: &Letters, pipeline: &str, topic: &str, partition: i32, offset: i64) -> Result<(), Failure> {
-    let wanted =
-        Wanted { topic: Some(topic.to_owned()), partition: Some(partition), offset: Some(offset), payload: true };
+/// When letters were sent again, by partition.
+pub(super) type AllReplays = BTreeMap<(String, i32), Replays>;
+
+pub(super) async fn replays(letters: &Letters, wanted: &Wanted) -> Result<AllReplays, Failure> {
+    let mut all = AllReplays::new();
+    for (topic, partition) in letters.partitions(wanted) {
+        let replays = letters.replays(topic, *partition).await.map_err(Failure::failed)?;
+        if !replays.is_empty() {
+            all.insert((topic.clone(), *partition), replays);
+        }
+    }
+    Ok(all)
+}
+
+/// When a letter was sent again, in microseconds since the epoch.
+pub(super) fn replayed(replays: &AllReplays, letter: &Letter) -> Option<i64> {
+    let of_partition = replays.get(&(letter.topic.clone(), letter.partition))?;
+    of_partition.get(&(letter.offset, letter.topic_id)).copied()
+}
+
+async fn show(
+    letters: &Letters,
+    pipeline: &str,
+    (topic, partition, offset): (&str, i32, i64),
+    json: bool,
+) -> Result<(), Failure> {
+    let wanted = Wanted {
+        topic: Some(topic.to_owned()),
+        partition: Some(partition),
+        offset: Some(offset),
+        payload: true,
+        ..Wanted::default()
+    };
     let mut found = Vec::new();
     let each = &mut |letter: Letter| {
         found.push(letter);
@@ -143,9 +183,14 @@ async fn show(letters: &Letters, pipeline: &str, topic: &str, partition: i32, of
              `strandline dead-letters list --topic {topic}` shows those that there are"
         )));
     }
+    let replays = replays(letters, &wanted).await?;
     // More than one, if the topic was deleted and created again.
-    let shown: Vec<String> = found.iter().map(whole).collect();
-    let _ = Out::default().write(&shown.join("\n"));
+    let one = |letter: &Letter| match json {
+        true => format!("{}\n", as_json(letter, replayed(&replays, letter))),
+        false => whole(letter, replayed(&replays, letter)),
+    };
+    let shown: Vec<String> = found.iter().map(one).collect();
+    let _ = Out::default().write(&shown.join(if json { "" } else { "\n" }));
     Ok(())
 }
 
@@ -213,16 +258,17 @@ impl Table {
 }
 
 /// Everything about one letter.
-fn whole(letter: &Letter) -> String {
+fn whole(letter: &Letter, replayed: Option<i64>) -> String {
     let Letter { topic, topic_id, partition, offset, set_aside, reason, key, value, .. } = letter;
     format!(
-        "topic      {}, id {}\npartition  {partition}\noffset     {offset}\ntime       {}\nset aside  {}\nreason     {}\n\
+        "topic      {}, id {}\npartition  {partition}\noffset     {offset}\ntime       {}\nset aside  {}\nreason     {}\n{}\
          key        {}\nvalue      {}\n",
         printable(topic),
         kafka_form(*topic_id),
         record_time(letter),
         time(*set_aside),
         printable(reason),
+        replayed.map(|at| format!("sent again {}\n", time(at))).unwrap_or_default(),
         payload(key.as_ref()),
         payload(value.as_ref()),
     )
@@ -265,7 +311,7 @@ fn hexadecimal(bytes: &[u8]) -> String {
     })
 }
 
-fn as_json(letter: &Letter) -> Value {
+fn as_json(letter: &Letter, replayed: Option<i64>) -> Value {
     let mut line = json!({
         "topic": letter.topic,
         "topic_id": kafka_form(letter.topic_id),
@@ -274,6 +320,7 @@ fn as_json(letter: &Letter) -> Value {
         "time": (letter.timestamp >= 0).then(|| record_time(letter)),
         "set_aside": time(letter.set_aside),
         "reason": letter.reason,
+        "replayed": replayed.map(time),
     });
     for (name, payload) in [("key", &letter.key), ("value", &letter.value)] {
         let (text, encoding) = match payload {
@@ -295,7 +342,7 @@ fn record_time(letter: &Letter) -> String {
 }
 
 /// Microseconds since the epoch as a time in UTC, to the millisecond.
-fn time(micros: i64) -> String {
+pub(super) fn time(micros: i64) -> String {
     let column = TimestampMicrosecondArray::from(vec![micros - micros.rem_euclid(1000)]).with_timezone("+00:00");
     let options = FormatOptions::new().with_timestamp_tz_format(Some("%Y-%m-%dT%H:%M:%S%.3fZ"));
     match ArrayFormatter::try_new(&column, &options).map(|formatter| formatter.value(0).try_to_string()) {
@@ -345,7 +392,7 @@ mod tests {
         let mut letter = letter(42, Some(b"{"));
         letter.reason = "not valid JSON:\nline 1".into();
         assert_eq!(
-            whole(&letter),
+            whole(&letter, None),
             "topic      orders, id AAAAAAAAAAAAAAAAAAAABw\npartition  3\noffset     42\n\
              time       2023-11-14T22:13:20.123Z\nset aside  2023-11-14T22:13:21.000Z\n\
              reason     not valid JSON:\\nline 1\nkey        null\nvalue      1 byte, text\n{\n"
@@ -354,16 +401,18 @@ mod tests {
 
     #[test]
     fn json_has_everything_and_says_how_bytes_are_written() {
-        let line = as_json(&letter(1, Some(&[0xfe])));
+        let line = as_json(&letter(1, Some(&[0xfe])), Some(1_700_000_002_000_000));
         let wanted = json!({
             "topic": "orders", "topic_id": "AAAAAAAAAAAAAAAAAAAABw", "partition": 3, "offset": 1,
             "time": "2023-11-14T22:13:20.123Z", "set_aside": "2023-11-14T22:13:21.000Z", "reason": "the value is empty",
+            "replayed": "2023-11-14T22:13:22.000Z",
             "key": null, "key_encoding": null, "key_bytes": null,
             "value": "fe", "value_encoding": "hex", "value_bytes": 1,
         });
         assert_eq!(line, wanted);
         let timeless = Letter { timestamp: -1, ..letter(1, None) };
-        assert_eq!(as_json(&timeless)["time"], Value::Null);
+        assert_eq!(as_json(&timeless, None)["time"], Value::Null);
+        assert_eq!(as_json(&timeless, None)["replayed"], Value::Null);
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub(super) fn run(given: &Loaded) -> Result<(), Failure> {
 fn run_with(settings: &Settings, telemetry: &Telemetry, ending: &Ending) -> Result<(), Failure> {
     let name = &settings.pipeline.name;
     let shown = Arc::new(Shown::new(name, settings.supervision.stall, telemetry.counters().clone()));
-    let server = Server::start(&settings.http.listen, Arc::clone(&shown))?;
+    let server = Server::start(&settings.http, Arc::clone(&shown))?;
     if let Some(server) = &server {
         tracing::info!("status page at http://{}", server.address());
     }

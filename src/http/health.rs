@@ -35,6 +35,10 @@ pub(super) fn problems(board: &Snapshot, stall: Duration, since: Duration) -> Ve
             continue;
         }
         problems.extend(expiring(status));
+        // Whoever paused it wants it to stand.
+        if status.actor.life == Life::Paused {
+            continue;
+        }
         let lag = status.lag().unwrap_or_default();
         let standing = owned(status.progress.elapsed());
         if lag > 0 && standing > stall {
@@ -99,7 +103,9 @@ pub(crate) fn waiting_for(board: &Snapshot, shards: u32) -> Vec<String> {
         waiting.push("no partitions are known yet".into());
     }
     for status in board.partitions.values() {
-        if status.actor.life != Life::Running {
+        if status.actor.life == Life::Paused {
+            continue;
+        } else if status.actor.life != Life::Running {
             waiting.push(format!("{} is {}", name(status), life(status.actor.life)));
         } else if status.activity == Activity::Registering {
             waiting.push(format!("{} waits for the shards", name(status)));
@@ -137,6 +143,7 @@ pub(super) fn life(life: Life) -> &'static str {
         Life::Running => "running",
         Life::BackingOff => "backing off",
         Life::Halted => "halted",
+        Life::Paused => "paused",
         Life::Stopped => "stopped",
     }
 }

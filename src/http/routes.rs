@@ -3,17 +3,20 @@
 use std::sync::Arc;
 
 use axum::Router;
-use axum::extract::{Path, Query, Request, State};
+use axum::extract::{Path, Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
-use axum::middleware::{self, Next};
+use axum::middleware;
 use axum::response::{Html, IntoResponse, Json, Response};
 use axum::routing::{get, post};
 use serde::{Deserialize, Serialize};
 use strandline_actors::board::{ActorId, Life, Snapshot};
 use strandline_actors::message::Target;
+use strandline_actors::pause::{Scope, Wished};
+use strandline_actors::position::PartitionKey;
 
+use super::guard::{Guard, only_who_may};
 use super::metrics::Measured;
-use super::{Begun, Shown, health, metrics};
+use super::{Shown, health, metrics};
 use crate::sinks::SinkCounts;
 
 const PAGE: &str = include_str!("page.html");
@@ -21,37 +24,23 @@ const PAGE: &str = include_str!("page.html");
 const CONTENT_POLICY: &str =
     "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:";
 
-pub(super) fn router(shown: Arc<Shown>) -> Router {
+pub(super) fn router(shown: Arc<Shown>, guard: Guard) -> Router {
     let mut router = Router::new()
         .route("/", get(page))
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .route("/api/status", get(status))
+        .route("/api/pause", post(pause_pipeline))
+        .route("/api/pause/partition/{topic}/{partition}", post(pause_partition))
+        .route("/api/resume", post(resume_pipeline))
         .route("/api/resume/shard/{shard}", post(resume_shard))
         .route("/api/resume/partition/{topic}/{partition}", post(resume_partition));
     if shown.demo.is_some() {
         router = router.route("/api/demo/kill/{actor}", post(kill));
     }
-    router.fallback(nothing).layer(middleware::from_fn(of_the_same_site)).with_state(shown)
-}
-
-/// Refuses what another site's page sends in the reader's name. Programs send neither header.
-async fn of_the_same_site(request: Request, next: Next) -> Response {
-    let headers = request.headers();
-    let text = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
-    let foreign = match (text("sec-fetch-site"), text("origin")) {
-        (Some(site), _) => !matches!(site, "same-origin" | "none"),
-        (None, Some(origin)) => {
-            let host = text("host").unwrap_or_default();
-            origin.split_once("://").map_or(origin, |(_, host)| host) != host
-        }
-        (None, None) => false,
-    };
-    if request.method() == axum::http::Method::POST && foreign {
-        return (StatusCode::FORBIDDEN, "this is for the page of the same address and for programs\n").into_response();
-    }
-    next.run(request).await
+    let guarded = middleware::from_fn_with_state(Arc::new(guard), only_who_may);
+    router.fallback(nothing).layer(guarded).with_state(shown)
 }
 
 async fn page() -> Response {
@@ -174,35 +163,76 @@ async fn status(State(shown): State<Arc<Shown>>) -> Response {
     (headers, Json(status)).into_response()
 }
 
-async fn resume(begun: Option<&Begun>, id: Option<ActorId>) -> (StatusCode, String) {
-    let (Some(begun), Some(id)) = (begun, id) else {
-        return (StatusCode::NOT_FOUND, "there is no such actor\n".into());
-    };
+type Said = (StatusCode, String);
+
+fn nobody() -> Said {
+    (StatusCode::NOT_FOUND, "there is no such actor\n".into())
+}
+
+async fn resume(shown: &Shown, id: Option<ActorId>) -> Said {
+    let (Some(begun), Some(id)) = (shown.begun.get(), id) else { return nobody() };
     if begun.running.resume(id).await {
-        tracing::info!(actor = %id, "resumed on request");
-        (StatusCode::OK, "resumed\n".into())
-    } else {
-        (StatusCode::CONFLICT, "it is not halted\n".into())
+        tracing::info!(actor = %begun.running.board().name(id), "resumed on request");
+        return (StatusCode::OK, "resumed\n".into());
+    }
+    match id {
+        ActorId::Partition(key) => {
+            said(begun.running.go_on(Scope::Partition(key)).await, "resumed", "halted or paused")
+        }
+        _ => (StatusCode::CONFLICT, "it is not halted\n".into()),
     }
 }
 
-async fn resume_shard(State(shown): State<Arc<Shown>>, Path(shard): Path<u32>) -> (StatusCode, String) {
-    let known = shown.board().shards.contains_key(&shard).then_some(ActorId::Shard(shard));
-    resume(shown.begun.get(), known).await
+fn said(wished: Wished, done: &str, not: &str) -> Said {
+    match wished {
+        Wished::Done => (StatusCode::OK, format!("{done}\n")),
+        Wished::Already => (StatusCode::CONFLICT, format!("it is not {not}\n")),
+        Wished::Unknown => (StatusCode::CONFLICT, "this process does not read it (yet)\n".into()),
+    }
 }
 
-async fn resume_partition(
-    State(shown): State<Arc<Shown>>,
-    Path((topic, partition)): Path<(String, i32)>,
-) -> (StatusCode, String) {
-    let board = shown.board();
-    let named = |halted: bool| {
+async fn resume_shard(State(shown): State<Arc<Shown>>, Path(shard): Path<u32>) -> Said {
+    let known = shown.board().shards.contains_key(&shard).then_some(ActorId::Shard(shard));
+    resume(&shown, known).await
+}
+
+/// Of several of one name, one that stands still.
+fn find(board: &Snapshot, topic: &str, partition: i32) -> Option<PartitionKey> {
+    let named = |stands: bool| {
         board.partitions.iter().find(|(_, status)| {
-            status.topic == topic && status.partition == partition && (status.actor.life == Life::Halted) == halted
+            let still = matches!(status.actor.life, Life::Halted | Life::Paused);
+            status.topic == topic && status.partition == partition && still == stands
         })
     };
-    let found = named(true).or_else(|| named(false)).map(|(key, _)| ActorId::Partition(*key));
-    resume(shown.begun.get(), found).await
+    named(true).or_else(|| named(false)).map(|(key, _)| *key)
+}
+
+async fn resume_partition(State(shown): State<Arc<Shown>>, Path((topic, partition)): Path<(String, i32)>) -> Said {
+    let found = find(&shown.board(), &topic, partition).map(ActorId::Partition);
+    resume(&shown, found).await
+}
+
+async fn resume_pipeline(State(shown): State<Arc<Shown>>) -> Said {
+    match shown.begun.get() {
+        Some(begun) => said(begun.running.go_on(Scope::Pipeline).await, "resumed", "paused"),
+        None => said(Wished::Unknown, "", ""),
+    }
+}
+
+async fn pause_pipeline(State(shown): State<Arc<Shown>>) -> Said {
+    match shown.begun.get() {
+        Some(begun) => said(begun.running.pause(Scope::Pipeline).await, "paused", "running: it is paused already"),
+        None => said(Wished::Unknown, "", ""),
+    }
+}
+
+async fn pause_partition(State(shown): State<Arc<Shown>>, Path((topic, partition)): Path<(String, i32)>) -> Said {
+    let board = shown.board();
+    let (Some(begun), Some(key)) = (shown.begun.get(), find(&board, &topic, partition)) else { return nobody() };
+    if board.partitions.get(&key).is_some_and(|status| status.actor.life == Life::Halted) {
+        return (StatusCode::CONFLICT, "it is halted, and so not read anyway\n".into());
+    }
+    said(begun.running.pause(Scope::Partition(key)).await, "paused", "running: it is paused already")
 }
 
 /// Which of its kind; the first unless it is said.
@@ -228,6 +258,15 @@ async fn kill(
             return (StatusCode::NOT_FOUND, known.into());
         }
     };
+    let board = shown.board();
+    let count = match target {
+        Target::Partition(_) => board.partitions.len(),
+        Target::Shard(_) => board.shards.len(),
+        Target::Committer | Target::Supervisor => 1,
+    };
+    if number as usize >= count {
+        return (StatusCode::NOT_FOUND, format!("there is no {actor} {number}: there are {count}, counted from 0\n"));
+    }
     demo.kill(target);
     (StatusCode::ACCEPTED, format!("the {actor} is being killed\n"))
 }

@@ -24,6 +24,7 @@ struct Painted {
     board: Arc<Board>,
     resumed: Arc<Mutex<Vec<ActorId>>>,
     killed: Arc<Mutex<Vec<Target>>>,
+    paused: Arc<Mutex<Vec<Scope>>>,
 }
 
 impl Running for Painted {
@@ -37,6 +38,19 @@ impl Running for Painted {
         let halted = self.board.snapshot().shards.values().any(|status| status.actor.life == Life::Halted);
         self.resumed.lock().unwrap().push(id);
         Box::pin(async move { halted })
+    }
+
+    fn pause(&self, scope: Scope) -> BoxFuture<'_, Wished> {
+        self.paused.lock().unwrap().push(scope);
+        Box::pin(async { Wished::Done })
+    }
+
+    fn go_on(&self, scope: Scope) -> BoxFuture<'_, Wished> {
+        let mut paused = self.paused.lock().unwrap();
+        let known = paused.len();
+        paused.retain(|wish| *wish != scope);
+        let done = paused.len() < known;
+        Box::pin(async move { if done { Wished::Done } else { Wished::Already } })
     }
 }
 
@@ -94,17 +108,29 @@ impl Painted {
         if demo {
             shown = shown.with_demo(Arc::new(self.clone()));
         }
-        shown.begin(Begun {
+        shown.begin(self.begun());
+        serve(shown)
+    }
+
+    fn begun(&self) -> Begun {
+        Begun {
             running: Box::new(self.clone()),
             shards: 2,
             description: "reads orders".into(),
             sink: Box::new(|| Some(SinkCounts { upserts: 5, ..SinkCounts::default() })),
-        });
-        Served(Server::start("127.0.0.1:0", Arc::new(shown)).unwrap().unwrap())
+        }
     }
 }
 
 struct Served(Server);
+
+fn at(listen: &str) -> HttpSettings {
+    HttpSettings { listen: listen.into(), ..HttpSettings::default() }
+}
+
+fn serve(shown: Shown) -> Served {
+    Served(Server::start(&at("127.0.0.1:0"), Arc::new(shown)).unwrap().unwrap())
+}
 
 impl Served {
     fn ask(&self, request: &str) -> (u16, String) {
@@ -243,7 +269,7 @@ fn a_standby_is_healthy_and_not_ready_and_its_wait_does_not_count() {
 #[test]
 fn before_the_pipeline_begins_it_lives_but_is_not_ready() {
     let shown = Shown::new("orders", STALL, telemetry::Counters::default());
-    let served = Served(Server::start("127.0.0.1:0", Arc::new(shown)).unwrap().unwrap());
+    let served = serve(shown);
     assert_eq!(served.get("/healthz").0, 200);
     assert_eq!(served.get("/readyz"), (503, "the store and the sink are being opened\n".into()));
     assert_eq!(served.get("/metrics").0, 200);
@@ -359,9 +385,66 @@ fn halted_actors_are_resumed_by_name() {
     painted.board.actor(ActorId::Shard(1), |status| status.life = Life::Halted);
     assert_eq!(served.post("/api/resume/shard/1", ""), (200, "resumed\n".into()));
     assert_eq!(served.post("/api/resume/partition/orders/1", ""), (200, "resumed\n".into()));
+    painted.board.actor(ActorId::Shard(1), |status| status.life = Life::Running);
     assert_eq!(served.post("/api/resume/partition/orders/9", "").0, 404);
     assert_eq!(served.post("/api/resume/shard/9", "").0, 404);
     assert_eq!(*painted.resumed.lock().unwrap(), [ActorId::Shard(1), ActorId::Shard(1), ActorId::Partition(key(1))]);
+}
+
+#[test]
+fn what_is_paused_is_healthy_and_shown_and_goes_on_when_it_is_told_to() {
+    let painted = Painted::well();
+    let served = painted.serve(false);
+    assert_eq!(served.post("/api/pause/partition/orders/1", ""), (200, "paused\n".into()));
+    assert_eq!(served.post("/api/pause/partition/orders/9", "").0, 404);
+    assert_eq!(served.post("/api/pause", ""), (200, "paused\n".into()));
+    assert_eq!(*painted.paused.lock().unwrap(), [Scope::Partition(key(1)), Scope::Pipeline]);
+
+    painted.standing(1, STALL * 2);
+    assert_eq!(served.get("/healthz").0, 503);
+    painted.board.actor(ActorId::Partition(key(1)), |status| status.life = Life::Paused);
+    assert_eq!(served.get("/healthz").0, 200, "it stands since somebody wants it to");
+    assert_eq!(served.get("/readyz").0, 200);
+    let status: Value = serde_json::from_str(&served.get("/api/status").1).unwrap();
+    assert_eq!(status["board"]["partitions"][1]["actor"]["life"], "paused");
+    let paused = "strandline_actors{kind=\"partition\",life=\"paused\"}";
+    assert_eq!(samples(&served.get("/metrics").1).get(paused), Some(&1.0));
+
+    assert_eq!(served.post("/api/resume/partition/orders/1", ""), (200, "resumed\n".into()));
+    assert_eq!(served.post("/api/resume/partition/orders/1", ""), (409, "it is not halted or paused\n".into()));
+    assert_eq!(served.post("/api/resume", ""), (200, "resumed\n".into()));
+    assert_eq!(served.post("/api/resume", ""), (409, "it is not paused\n".into()));
+
+    painted.board.actor(ActorId::Partition(key(0)), |status| status.life = Life::Halted);
+    assert_eq!(served.post("/api/pause/partition/orders/0", "").0, 409);
+}
+
+#[test]
+fn where_other_machines_can_reach_it_only_the_token_changes_anything() {
+    const TOKEN: &str = "a-token-of-this-test";
+    let painted = Painted::well();
+    let serve = |listen: &str, token: Option<&str>| {
+        let shown = Shown::new("orders", STALL, telemetry::Counters::default());
+        shown.begin(painted.begun());
+        let settings = HttpSettings { token: token.map(Into::into), ..at(listen) };
+        Served(Server::start(&settings, Arc::new(shown)).unwrap().unwrap())
+    };
+    let sent = format!("Authorization: Bearer {TOKEN}\r\n");
+    let open = serve("0.0.0.0:0", None);
+    assert_eq!(open.post("/api/pause", &sent).0, 403);
+    assert!(open.post("/api/pause", "").1.contains("STRANDLINE_HTTP__TOKEN"));
+    assert_eq!((open.get("/api/status").0, open.get("/metrics").0), (200, 200), "reading is free");
+    for listen in ["0.0.0.0:0", "127.0.0.1:0"] {
+        let served = serve(listen, Some(TOKEN));
+        assert_eq!(served.post("/api/pause", "").0, 401);
+        assert_eq!(served.post("/api/pause", "Authorization: Bearer another-token-of-it\r\n").0, 401);
+        assert!(painted.paused.lock().unwrap().is_empty());
+        assert_eq!(served.post("/api/pause", &sent).0, 200);
+        painted.paused.lock().unwrap().clear();
+        for path in ["/", "/api/status", "/metrics", "/healthz"] {
+            assert!(!served.get(path).1.contains(TOKEN), "{path}");
+        }
+    }
 }
 
 #[test]
@@ -370,7 +453,7 @@ fn only_a_demo_lets_actors_be_killed() {
     assert_eq!(painted.serve(false).post("/api/demo/kill/committer", "").0, 404);
     let served = painted.serve(true);
     for (path, target) in [
-        ("partition?number=5", Target::Partition(5)),
+        ("partition?number=1", Target::Partition(1)),
         ("aggregation", Target::Shard(0)),
         ("committer", Target::Committer),
         ("supervisor", Target::Supervisor),
@@ -379,6 +462,10 @@ fn only_a_demo_lets_actors_be_killed() {
         assert_eq!(painted.killed.lock().unwrap().pop(), Some(target));
     }
     assert_eq!(served.post("/api/demo/kill/process", "").0, 404);
+    for path in ["partition?number=2", "aggregation?number=99", "committer?number=1"] {
+        assert_eq!(served.post(&format!("/api/demo/kill/{path}"), "").0, 404, "{path}");
+    }
+    assert!(painted.killed.lock().unwrap().is_empty());
     assert_eq!(served.get("/api/demo/kill/committer").0, 405);
 }
 
@@ -398,8 +485,9 @@ fn pages_of_other_sites_can_ask_for_nothing() {
 fn addresses_that_cannot_be_used_name_the_setting() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let listen = taken.local_addr().unwrap().to_string();
-    let start =
-        |listen: &str| Server::start(listen, Arc::new(Shown::new("orders", STALL, telemetry::Counters::default())));
+    let start = |listen: &str| {
+        Server::start(&at(listen), Arc::new(Shown::new("orders", STALL, telemetry::Counters::default())))
+    };
     let error = start(&listen).unwrap_err().to_string();
     assert!(
         error.starts_with(&format!("the address {listen} for the status page is in use by another program")),

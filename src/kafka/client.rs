@@ -191,6 +191,22 @@ impl Properties {
         map
     }
 
+    /// What a producer for the same brokers is given: what the user set, without what is for consumers alone.
+    pub(super) fn for_producer(&self) -> BTreeMap<String, String> {
+        let consumer = |name: &str| {
+            ["fetch.", "queued.", "isolation.", "check.crcs", "enable.auto", "auto.", "enable.partition", "max.poll"]
+                .iter()
+                .any(|prefix| name.starts_with(prefix))
+        };
+        let common = |name: &str| {
+            matches!(name, "bootstrap.servers" | "client.id" | "reconnect.backoff.max.ms" | "socket.keepalive.enable")
+        };
+        let kept = self.map.iter().filter(|(name, _)| {
+            !consumer(name.as_str()) && (common(name.as_str()) || self.places.contains_key(name.as_str()))
+        });
+        kept.map(|(name, value)| (name.clone(), value.clone())).collect()
+    }
+
     /// What went wrong, with the place where the property was set.
     pub(super) fn explain(&self, refused: Refused) -> KafkaError {
         let place = |name: &str| self.places.get(name).cloned().unwrap_or_else(|| "Strandline's own defaults".into());

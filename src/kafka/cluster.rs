@@ -282,7 +282,22 @@ impl Cluster {
         .await
     }
 
-    /// The same, asked once; `None` when nobody answers.
+    /// Asks for the first offset of a record that is not older than a time in milliseconds, waiting for as long as nobody
+    /// answers.
+    pub(super) async fn offset_at(
+        &self,
+        table: usize,
+        partition: &SourcePartition,
+        timestamp: i64,
+    ) -> Result<Option<i64>, SourceError> {
+        let (topic, number) = (Arc::clone(&partition.topic), partition.key.partition);
+        self.ask(table, &format!("the offsets of {partition}"), move |client| {
+            client.offset_at(&topic, number, timestamp, ASK_TIMEOUT)
+        })
+        .await
+    }
+
+    /// The log's first offset and its end, asked once; `None` when nobody answers.
     pub(super) async fn watermarks(&self, table: usize, partition: &SourcePartition) -> Option<(i64, i64)> {
         let (topic, number) = (Arc::clone(&partition.topic), partition.key.partition);
         let answer = self.ask_once(table, move |client| client.query_watermarks(&topic, number, ASK_TIMEOUT)).await;

@@ -25,11 +25,13 @@ mod producers;
 #[allow(unsafe_code)]
 mod raw;
 mod reader;
+mod sender;
 mod source;
 mod topic_id;
 
 pub use client::KafkaError;
 pub use columns::{Parts, schema};
 pub use embedded::{EMBEDDED_RETENTION, EmbeddedError, EmbeddedKafka};
+pub use sender::{Outgoing, Sender};
 pub use source::KafkaSource;
 pub use topic_id::{kafka_form, of_name};

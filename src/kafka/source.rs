@@ -30,6 +30,19 @@ impl KafkaSource {
         Ok(Arc::new(Self { cluster: Arc::new(Cluster::connect(settings, topics)?) }))
     }
 
+    /// The first offset of a partition's log, and its end. Waits for as long as nobody answers.
+    pub async fn log(&self, partition: &SourcePartition) -> Result<(Offset, Offset), SourceError> {
+        let (low, high) = self.cluster.log_range(self.table_of(partition)?, partition).await?;
+        Ok((Offset(low), Offset(high)))
+    }
+
+    /// The first offset of a record that is not older than a time, in milliseconds since the epoch. Waits for as long as
+    /// nobody answers.
+    pub async fn offset_at(&self, partition: &SourcePartition, millis: i64) -> Result<Option<Offset>, SourceError> {
+        let found = self.cluster.offset_at(self.table_of(partition)?, partition, millis).await?;
+        Ok(found.map(Offset))
+    }
+
     fn table_of(&self, partition: &SourcePartition) -> Result<usize, SourceError> {
         self.cluster
             .table_of(partition)

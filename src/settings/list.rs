@@ -261,8 +261,16 @@ pub const SETTINGS: &[Setting] = &[
         "http.listen",
         Kind::Text,
         "127.0.0.1:8080",
-        "Where the status page, health and metrics are served; `off` for nowhere. The page needs no password: open it to \
-         other machines only where all may see it.",
+        "Where the status page, health and metrics are served; `off` for nowhere. Reading needs no password: open it to \
+         other machines only where all may see it. Commands such as `strandline status` ask there, too.",
+    ),
+    setting(
+        "http.token",
+        Kind::Secret,
+        "",
+        "What whoever wants to pause, resume or kill something has to send along (`Authorization: Bearer ...`), at least 16 \
+         characters; the commands send it. Unset: on a loopback address nothing need be sent, elsewhere nothing can be \
+         changed.",
     ),
     setting(
         "log.format",

@@ -338,6 +338,14 @@ fn contradictions(settings: &Settings, problems: &mut Vec<String>) {
              0.0.0.0:8080, or off"
         ));
     }
+    if let Some(token) = &settings.http.token
+        && (token.expose().len() < 16 || !token.expose().bytes().all(|byte| byte.is_ascii_graphic()))
+    {
+        problems.push(
+            "STRANDLINE_HTTP__TOKEN cannot be used: allowed are at least 16 letters, digits and signs without spaces"
+                .into(),
+        );
+    }
     for name in settings.kafka.properties.keys() {
         if name == "bootstrap.servers" || name == "metadata.broker.list" {
             problems.push(format!("`{name}` is given as a Kafka property: use STRANDLINE_KAFKA__BOOTSTRAP_SERVERS"));

@@ -116,6 +116,22 @@ impl CassandraStore {
             )));
         }
         schema::ensure(&session, &keyspace, &settings.replication).await?;
+        Self::over(session, keyspace, pipeline).await
+    }
+
+    /// Opens the store of a pipeline that has been started before; nothing is created.
+    pub async fn existing(
+        session: Arc<Session>,
+        settings: &CassandraSettings,
+        pipeline: &str,
+    ) -> Result<Option<(Self, PipelineRow)>, StoreError> {
+        match Self::stored(&session, &settings.keyspace, pipeline).await? {
+            Some(row) => Ok(Some((Self::over(session, settings.keyspace.clone(), pipeline).await?, row))),
+            None => Ok(None),
+        }
+    }
+
+    async fn over(session: Arc<Session>, keyspace: String, pipeline: &str) -> Result<Self, StoreError> {
         let statements = Statements::prepare(&session, &keyspace).await.map_err(|failure| match failure {
             Failure::Refused(reason) => StoreError::Fatal(format!(
                 "the tables in keyspace {keyspace} cannot be used by this version: {reason}. Compare them with \
@@ -140,6 +156,26 @@ impl CassandraStore {
             true => read_pipeline(session, keyspace, pipeline).await,
             false => Ok(None),
         }
+    }
+
+    /// The lines of `kafka_offsets` for these topics.
+    pub async fn kafka_offsets(&self, topics: &[&str]) -> Result<Vec<KafkaOffset>, StoreError> {
+        let what = "reading kafka_offsets";
+        let mut offsets = Vec::new();
+        for topic in topics {
+            let pager = self
+                .session
+                .execute_iter(self.statements.read_offsets.clone(), (&self.pipeline, topic))
+                .await
+                .map_err(|error| StoreError::from(Failure::from(error).during(what)))?;
+            let mut rows = pager.rows_stream::<(i32, i64)>().map_err(|error| unreadable(what, &error))?;
+            while let Some((partition, offset)) =
+                rows.try_next().await.map_err(|error| StoreError::from(Failure::from(error).during(what)))?
+            {
+                offsets.push(KafkaOffset { topic: (*topic).to_owned(), partition, offset: Offset(offset) });
+            }
+        }
+        Ok(offsets)
     }
 
     /// Sends a plain request, and again when its answer is lost: it changes nothing the second time.

@@ -3,13 +3,14 @@
 //! Nothing is created and nothing is changed, so asking for a pipeline that never was is an error. However many letters
 //! there are, a few at a time are in memory.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::ControlFlow;
 
 use strandline_actors::ports::StoreError;
 use uuid::Uuid;
 
 use super::cassandra::letters::CassandraLetters;
+use super::existing::{ExistingError, place};
 use super::local::letters::LocalLetters;
 use super::{OpenError, folder};
 use crate::cassandra::connect;
@@ -63,6 +64,8 @@ pub struct Wanted {
     pub partition: Option<i32>,
     /// At this offset alone.
     pub offset: Option<i64>,
+    /// From this offset on.
+    pub from: Option<i64>,
     /// Whether keys and values are wanted, too.
     pub payload: bool,
 }
@@ -72,35 +75,35 @@ impl Wanted {
         self.topic.as_ref().is_none_or(|wanted| wanted == topic)
             && self.partition.is_none_or(|wanted| wanted == partition)
     }
+
+    /// The first and the last offset.
+    pub(super) fn offsets(&self) -> (i64, i64) {
+        self.offset.map_or((self.from.unwrap_or(i64::MIN), i64::MAX), |offset| (offset, offset))
+    }
 }
+
+/// That a letter was sent to Kafka again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Replay {
+    /// The letter's topic.
+    pub topic: String,
+    /// The topic's id.
+    pub topic_id: Uuid,
+    /// The letter's partition.
+    pub partition: i32,
+    /// The letter's offset.
+    pub offset: i64,
+    /// When it was sent, in microseconds since the epoch.
+    pub at: i64,
+    /// Where it is now, for people.
+    pub sent_to: String,
+}
+
+/// When the letters of a partition were sent again, in microseconds since the epoch, by their offset and topic id.
+pub type Replays = BTreeMap<(i64, Uuid), i64>;
 
 /// What is done with each letter; it may end the reading.
 pub type Each<'a> = &'a mut (dyn FnMut(Letter) -> ControlFlow<()> + Send);
-
-/// Why there are no letters to read.
-#[derive(Clone, Debug, thiserror::Error)]
-pub enum LettersError {
-    /// There is no connection, or the store cannot be used.
-    #[error(transparent)]
-    Store(#[from] OpenError),
-    /// The store does not know the pipeline.
-    #[error(
-        "there is no pipeline `{pipeline}` in {place}: check STRANDLINE_PIPELINE__NAME and the STRANDLINE_STORE__... and \
-         STRANDLINE_CASSANDRA__... settings, which have to be those of the service"
-    )]
-    NoPipeline {
-        /// The name that was asked for.
-        pipeline: String,
-        /// The store that was asked.
-        place: String,
-    },
-}
-
-impl From<StoreError> for LettersError {
-    fn from(error: StoreError) -> Self {
-        Self::Store(error.into())
-    }
-}
 
 /// The dead letters of one pipeline.
 #[derive(Debug)]
@@ -118,24 +121,27 @@ enum Kept {
 
 impl Letters {
     /// Opens the dead letters of the pipeline that the settings name. The runtime that calls this has to outlive them.
-    pub async fn open(settings: &Settings) -> Result<Self, LettersError> {
+    pub async fn open(settings: &Settings) -> Result<Self, ExistingError> {
+        Self::opened(settings, false).await
+    }
+
+    /// The same, so that letters can be marked; of a store of an earlier version what is missing for that is made.
+    pub async fn open_to_mark(settings: &Settings) -> Result<Self, ExistingError> {
+        Self::opened(settings, true).await
+    }
+
+    async fn opened(settings: &Settings, mark: bool) -> Result<Self, ExistingError> {
         let pipeline = &settings.pipeline.name;
-        let (opened, place) = match settings.store.kind {
-            StoreKind::Local => {
-                let folder = folder(settings);
-                let opened = LocalLetters::open(folder, pipeline)?;
-                (opened.map(Kept::Local), format!("the folder {}", folder.display()))
-            }
+        let opened = match settings.store.kind {
+            StoreKind::Local => LocalLetters::open(folder(settings), pipeline)?.map(Kept::Local),
             StoreKind::Cassandra => {
                 let session = connect(&settings.cassandra).await.map_err(OpenError::from)?;
-                let keyspace = &settings.cassandra.keyspace;
-                let opened = CassandraLetters::open(session, keyspace, pipeline).await?;
-                let place = format!("keyspace {keyspace} of Cassandra at {}", settings.cassandra.nodes);
-                (opened.map(|letters| Kept::Cassandra(Box::new(letters))), place)
+                let opened = CassandraLetters::open(session, &settings.cassandra, pipeline, mark).await?;
+                opened.map(|letters| Kept::Cassandra(Box::new(letters)))
             }
         };
         let Some(kept) = opened else {
-            return Err(LettersError::NoPipeline { pipeline: pipeline.clone(), place });
+            return Err(ExistingError::NoPipeline { pipeline: pipeline.clone(), place: place(settings) });
         };
         let partitions = match &kept {
             Kept::Local(letters) => letters.partitions()?,
@@ -149,6 +155,27 @@ impl Letters {
     /// The topics that the pipeline has ever read.
     pub fn topics(&self) -> BTreeSet<&str> {
         self.partitions.iter().map(|(topic, _)| topic.as_str()).collect()
+    }
+
+    /// The partitions that the pipeline has ever read, of those that are wanted.
+    pub fn partitions(&self, wanted: &Wanted) -> impl Iterator<Item = &(String, i32)> {
+        self.partitions.iter().filter(|(topic, partition)| wanted.of(topic, *partition))
+    }
+
+    /// Which letters of a partition were sent again.
+    pub async fn replays(&self, topic: &str, partition: i32) -> Result<Replays, StoreError> {
+        match &self.kept {
+            Kept::Local(letters) => letters.replays(topic, partition),
+            Kept::Cassandra(letters) => letters.replays(topic, partition).await,
+        }
+    }
+
+    /// Marks letters as sent again.
+    pub async fn mark(&self, replays: &[Replay]) -> Result<(), StoreError> {
+        match &self.kept {
+            Kept::Local(letters) => letters.mark(replays),
+            Kept::Cassandra(letters) => letters.mark(replays).await,
+        }
     }
 
     /// Reads the letters in the order of topic, partition and offset, until `each` has enough.

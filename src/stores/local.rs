@@ -39,6 +39,9 @@ const KAFKA_OFFSETS: TableDefinition<'_, (&str, i32), (i64, i64)> = TableDefinit
 /// The dead letters: the write timestamp, and what the key does not say as JSON.
 const DEAD_LETTERS: TableDefinition<'_, LetterId<'_>, (i64, &[u8])> = TableDefinition::new("dead_letters");
 
+/// When dead letters were sent again, in microseconds since the epoch.
+const REPLAYS: TableDefinition<'_, LetterId<'_>, i64> = TableDefinition::new("dead_letter_replays");
+
 /// Shard, epoch, attempt, number.
 type SegmentId = (u32, i64, u128, u32);
 /// Topic, partition, offset, topic id.
@@ -62,6 +65,20 @@ impl LocalStore {
         let pipeline = pipeline.to_owned();
         let file = blocking(move || File::open(&path, |database| create_tables(database, &pipeline))).await?;
         Ok(Self { file })
+    }
+
+    /// Opens the store of a pipeline that has been started before; nothing is created.
+    pub async fn existing(folder: &Path, pipeline: &str) -> Result<Option<(Self, PipelineRow)>, StoreError> {
+        if !folder.join(file_name(pipeline)).exists() {
+            return Ok(None);
+        }
+        let store = Self::open(folder, pipeline).await?;
+        let row = store.read(|transaction| {
+            let table = transaction.open_table(PIPELINE)?;
+            let text = table.get("definition")?.map(|text| text.value().to_owned());
+            text.map(|text| parse("the definition of the pipeline", text.as_bytes())).transpose()
+        });
+        Ok(row.await?.map(|row| (store, row)))
     }
 
     /// The file.
@@ -178,6 +195,7 @@ fn create_tables(database: &redb::Database, pipeline: &str) -> Result<(), Troubl
         transaction.open_table(CRASH_NOTES)?;
         transaction.open_table(KAFKA_OFFSETS)?;
         transaction.open_table(DEAD_LETTERS)?;
+        transaction.open_table(REPLAYS)?;
     }
     transaction.commit()?;
     Ok(())

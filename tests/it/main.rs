@@ -21,6 +21,7 @@ mod local_store;
 mod logs;
 mod losing_proxy;
 mod memory;
+mod operations;
 mod outages;
 mod own_server;
 mod proxy;

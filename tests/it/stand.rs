@@ -192,7 +192,7 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    fn start(mut command: Command) -> Self {
+    pub(crate) fn start(mut command: Command) -> Self {
         let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let (stderr, said) = (child.stderr.take().unwrap(), Arc::<Mutex<String>>::default());
         let reader = std::thread::spawn({

@@ -333,6 +333,7 @@ fn full_pointer(partitions: i32) -> Pointer {
             delivered: Epoch(3),
             garbage: (0..20).map(|number| segment(9, 2, number)).collect(),
             swept: Epoch(1),
+            rewind: None,
         },
         kept: vec![Kept { epoch: Epoch(2), vector, state }],
     }

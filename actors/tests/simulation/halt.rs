@@ -10,7 +10,7 @@ use strandline_actors::run::Outcome;
 use crate::life::on_one_thread;
 use crate::world::{Living, Plan, World};
 
-async fn until(what: &str, condition: impl Fn() -> bool) {
+pub async fn until(what: &str, condition: impl Fn() -> bool) {
     let patience = tokio::time::Instant::now() + Duration::from_secs(300);
     while !condition() {
         assert!(tokio::time::Instant::now() < patience, "waited in vain until {what}");

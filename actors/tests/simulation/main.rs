@@ -11,6 +11,7 @@ mod flaws;
 mod halt;
 mod life;
 mod panics;
+mod pause;
 mod poison;
 mod process;
 mod query;

@@ -125,6 +125,31 @@ impl Client {
         }
     }
 
+    /// Asks for the first offset of a record that is not older than a time in milliseconds; `None` if there is none.
+    pub(in crate::kafka) fn offset_at(
+        &self,
+        topic: &str,
+        partition: i32,
+        timestamp: i64,
+        timeout: Duration,
+    ) -> Result<Option<i64>, Fault> {
+        let topic = c_string(topic)?;
+        // SAFETY: the list is made, read and destroyed here, and has the one element that was added.
+        unsafe {
+            let list = rd::rd_kafka_topic_partition_list_new(1);
+            (*rd::rd_kafka_topic_partition_list_add(list, topic.as_ptr(), partition)).offset = timestamp;
+            let code = rd::rd_kafka_offsets_for_times(self.rk.as_ptr(), list, millis(timeout));
+            let (offset, of_partition) = ((*(*list).elems).offset, (*(*list).elems).err);
+            rd::rd_kafka_topic_partition_list_destroy(list);
+            match (code, of_partition) {
+                (Resp::RD_KAFKA_RESP_ERR_NO_ERROR, Resp::RD_KAFKA_RESP_ERR_NO_ERROR) => {
+                    Ok((offset >= 0).then_some(offset))
+                }
+                (Resp::RD_KAFKA_RESP_ERR_NO_ERROR, code) | (code, _) => Err(Fault::of(code)),
+            }
+        }
+    }
+
     /// The log's end as the last fetch told it.
     pub(in crate::kafka) fn cached_end(&self, topic: &CStr, partition: i32) -> Option<i64> {
         let (mut low, mut high) = (0, 0);

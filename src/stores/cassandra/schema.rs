@@ -133,6 +133,7 @@ mod tests {
                 "start_offsets",
                 "crash_notes",
                 "dead_letters",
+                "dead_letter_replays",
                 "heartbeats"
             ]
         );

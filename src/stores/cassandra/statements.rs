@@ -24,6 +24,7 @@ pub(super) struct Statements {
     pub(super) read_chunk: PreparedStatement,
     pub(super) delete_chunks: PreparedStatement,
     pub(super) write_offset: PreparedStatement,
+    pub(super) read_offsets: PreparedStatement,
     pub(super) write_letter: PreparedStatement,
     pub(super) read_note: PreparedStatement,
     pub(super) write_note: PreparedStatement,
@@ -112,6 +113,8 @@ impl Statements {
                  USING TIMESTAMP ?",
             )
             .await?,
+            read_offsets: plain("SELECT partition, offset FROM {k}.kafka_offsets WHERE pipeline = ? AND topic = ?")
+                .await?,
             write_letter: plain(
                 "INSERT INTO {k}.dead_letters (pipeline, topic, partition, offset, topic_id, record_timestamp, reason, \
                  key, key_bytes, value, value_bytes) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?) USING TIMESTAMP ?",

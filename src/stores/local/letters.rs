@@ -10,8 +10,8 @@ use strandline_actors::ports::StoreError;
 use uuid::Uuid;
 
 use super::file::{File, Trouble};
-use super::{DEAD_LETTERS, STARTS, create_tables, file_name, parse};
-use crate::stores::letters::{Each, Letter, Payload, Wanted};
+use super::{DEAD_LETTERS, REPLAYS, STARTS, create_tables, file_name, parse};
+use crate::stores::letters::{Each, Letter, Payload, Replay, Replays, Wanted};
 
 /// The dead letters of one pipeline in a file.
 #[derive(Debug)]
@@ -44,6 +44,34 @@ impl LocalLetters {
         })
     }
 
+    /// Which letters of a partition were sent again.
+    pub(in crate::stores) fn replays(&self, topic: &str, partition: i32) -> Result<Replays, StoreError> {
+        self.file.with(|database| {
+            let table = database.begin_read()?.open_table(REPLAYS)?;
+            let (first, last) = ((topic, partition, i64::MIN, u128::MIN), (topic, partition, i64::MAX, u128::MAX));
+            table
+                .range(first..=last)?
+                .map(|row| {
+                    let (key, at) = row?;
+                    let (_, _, offset, topic_id) = key.value();
+                    Ok(((offset, Uuid::from_u128(topic_id)), at.value()))
+                })
+                .collect()
+        })
+    }
+
+    /// Marks letters as sent again.
+    pub(in crate::stores) fn mark(&self, replays: &[Replay]) -> Result<(), StoreError> {
+        let replays = replays.to_vec();
+        self.file.write(move |transaction| {
+            let mut table = transaction.open_table(REPLAYS)?;
+            for Replay { topic, topic_id, partition, offset, at, .. } in &replays {
+                table.insert((topic.as_str(), *partition, *offset, topic_id.as_u128()), at)?;
+            }
+            Ok(())
+        })
+    }
+
     /// Reads the letters of one partition by their offsets.
     pub(in crate::stores) fn read(
         &self,
@@ -52,7 +80,7 @@ impl LocalLetters {
         wanted: &Wanted,
         each: Each<'_>,
     ) -> Result<ControlFlow<()>, StoreError> {
-        let (from, until) = wanted.offset.map_or((i64::MIN, i64::MAX), |offset| (offset, offset));
+        let (from, until) = wanted.offsets();
         self.file.with(|database| {
             let table = database.begin_read()?.open_table(DEAD_LETTERS)?;
             for row in table.range((topic, partition, from, u128::MIN)..=(topic, partition, until, u128::MAX))? {
