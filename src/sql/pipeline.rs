@@ -67,6 +67,12 @@ impl Pipeline {
         self.steps.push(Step::Project(columns, nullable(schema)));
     }
 
+    /// The same projections without the filters.
+    pub(super) fn unfiltered(&self) -> Self {
+        let steps = self.steps.iter().filter(|step| matches!(step, Step::Project(..)));
+        Self { steps: steps.cloned().collect(), filters: false }
+    }
+
     /// Whether rows can be left out.
     pub(super) fn has_filter(&self) -> bool {
         self.filters

@@ -5,11 +5,14 @@
 mod aggregates;
 mod checkpoints;
 mod depth;
+mod distinct;
 mod documentation;
+mod expiry;
 mod fingerprints;
 mod harness;
 mod having;
 mod keys;
+mod ranking;
 mod refusals;
 mod stages;
 mod windows;
