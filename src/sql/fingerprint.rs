@@ -101,6 +101,16 @@ impl Described<'_> {
             }
             _ => line("state", "none"),
         }
+        if let Some(ranked) = &self.shape.ranked_groups {
+            let partition = ranked.partition.iter().map(|expr| self.shape.display(expr)).collect::<Vec<_>>().join(", ");
+            let order = ranked.order.iter().map(|sort| {
+                let direction = if sort.asc { "up" } else { "down" };
+                let nulls = if sort.nulls_first { "first" } else { "last" };
+                format!("{} {direction} NULL {nulls}", self.shape.display(&sort.expr))
+            });
+            let order = order.collect::<Vec<_>>().join(", ");
+            line("number", &format!("{}() in each {partition} by {order}", ranked.numbering.name()));
+        }
         let having: BTreeSet<_> = self.shape.having.iter().map(|condition| self.shape.display(condition)).collect();
         having.iter().for_each(|condition| line("having", condition));
         match self.mode {

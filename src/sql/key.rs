@@ -57,6 +57,12 @@ pub(super) fn check(shape: &Shape, sink: &SinkTable) -> Result<(), SqlError> {
             Source::Derived => {}
         }
     }
+    if let Some(ranked) = &shape.ranked_groups
+        && ranked
+            .numbered_apart(shape, sink, |expr| group(expr, grouping).is_some_and(|group| carried.contains(&group)))
+    {
+        return Ok(());
+    }
     for (number, expr) in grouping.groups.iter().enumerate() {
         if carried.contains(&number) || determined(expr, grouping, &carried) {
             continue;

@@ -47,6 +47,9 @@ pub(super) fn check(shape: &Shape, source: &SourceTable, mode: OutputMode) -> Re
              taken back: set 'output.mode' 'append' on the sink",
         ));
     }
+    if let (Some(ranked), Some(grouping)) = (&shape.ranked_groups, &shape.grouping) {
+        ranked.check(grouping, mode)?;
+    }
     if let Some(Grouping { ranking: Some(ranked), window: None, .. }) = &shape.grouping
         && mode == OutputMode::Append
     {

@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, UInt32Array, new_null_array};
-use arrow::compute::{cast, concat_batches, filter_record_batch, not, take_arrays, take_record_batch};
+use arrow::compute::{cast, concat, concat_batches, filter_record_batch, not, take_arrays, take_record_batch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::util::display::{ArrayFormatter, FormatOptions};
 use datafusion::error::DataFusionError;
@@ -120,6 +120,8 @@ struct Parts {
     sessions: Option<Sessions>,
     /// Partial aggregates that came for closed windows.
     too_late: Notices,
+    /// Keys and states of the groups whose windows close with this checkpoint, if they are to be written.
+    closed: Vec<(Vec<ArrayRef>, Vec<ArrayRef>)>,
 }
 
 impl AggregateOperator {
@@ -208,6 +210,7 @@ impl Parts {
                 None => None,
             },
             too_late: Notices::default(),
+            closed: Vec::new(),
         })
     }
 
@@ -225,9 +228,8 @@ impl Parts {
             let closed = closing.close(&windows.window, closed_new);
             if let Some(last) = closed.marks.last() {
                 let (keys, states) = self.table.take_windows(|mark| mark <= *last).map_err(failed)?;
-                let groups = keys.first().map_or(0, |key| key.len());
                 if plan.mode == OutputMode::Append {
-                    checkpoint.output.extend(plan.rows(&keys, &states, groups)?);
+                    self.closed.push((keys.clone(), states));
                 }
                 if let Some(sessions) = &mut self.sessions {
                     sessions.close(&keys).map_err(failed)?;
@@ -238,6 +240,7 @@ impl Parts {
                 checkpoint.state.push(closing.delta().map_err(failed)?);
             }
         }
+        checkpoint.output.extend(plan.closed(std::mem::take(&mut self.closed))?);
         if let Some(tombstones) = plan.tombstones(&gone)? {
             checkpoint.state.insert(0, StateDelta { table: 0, rows: tombstones });
         }
@@ -368,11 +371,12 @@ impl Parts {
         };
         let closing_now = |row: usize| closes[row];
         if plan.mode == OutputMode::Append {
-            let (keys, groups) = pick(&closing_now, keys)?;
+            let (keys, _) = pick(&closing_now, keys)?;
             if let Some(sessions) = &mut self.sessions {
                 sessions.close(&keys).map_err(failed)?;
             }
-            checkpoint.output.extend(plan.rows(&keys, &pick(&closing_now, states)?.0, groups)?);
+            let states = pick(&closing_now, states)?.0;
+            self.closed.push((keys, states));
         }
         let (stored_keys, count) = pick(&|row| closes[row] && stored[row], keys)?;
         if count > 0 {
@@ -548,6 +552,23 @@ impl AggregatePlan {
             return Ok(output.into_iter().next());
         }
         Ok((rows.num_rows() > 0).then_some(OutputBatch { sink: 0, change: Change::Upsert, rows }))
+    }
+
+    /// The rows of groups whose windows have just been closed, for the sink. Those of one window are all there.
+    fn closed(&self, groups: Vec<(Vec<ArrayRef>, Vec<ArrayRef>)>) -> Result<Option<OutputBatch>, StageError> {
+        let together = |parts: Vec<&Vec<ArrayRef>>| -> Result<Vec<ArrayRef>, StageError> {
+            let columns = parts.first().map_or(0, |part| part.len());
+            let column = |column: usize| {
+                concat(&parts.iter().map(|part| part[column].as_ref()).collect::<Vec<_>>()).map_err(failed)
+            };
+            (0..columns).map(column).collect()
+        };
+        let keys = together(groups.iter().map(|(keys, _)| keys).collect())?;
+        let states = together(groups.iter().map(|(_, states)| states).collect())?;
+        match keys.first().map_or(0, |key| key.len()) {
+            0 => Ok(None),
+            groups => self.rows(&keys, &states, groups),
+        }
     }
 
     /// What the sink is to be told of the changed groups.

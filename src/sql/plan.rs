@@ -37,7 +37,7 @@ use super::operator::{AggregateOperator, AggregatePlan, ClosingWindows, Shown};
 use super::options::{BadRecords, NullValue, OutputMode, Told, WatermarkText};
 use super::passthrough::{PassThrough, SinkKey};
 use super::pipeline::{Pipeline, nullable, physical};
-use super::ranking;
+use super::ranking::{self, closed::Ranks};
 use super::shape::{Grouping, Shape, refuse_unstable};
 use super::stage::{BatchStage, Origin, Route, Rule, StagePlan, Windowed};
 use super::statements::{self, InsertInto, SourceTable, Statements};
@@ -61,6 +61,8 @@ pub struct Plan {
     /// The plan in words, a line for each part: what is read, filtered, grouped, kept and written. Plans with different
     /// fingerprints have different descriptions.
     pub description: String,
+    /// What whoever runs it should know of it.
+    pub notices: Vec<String>,
     /// Why one shard must do all the work, if it must.
     pub one_shard: Option<&'static str>,
     stage: Arc<StagePlan>,
@@ -155,7 +157,7 @@ fn optimise(plan: LogicalPlan, windowed: bool) -> Result<LogicalPlan, DataFusion
                     aggregate.input = Arc::new(optimise(Arc::unwrap_or_clone(aggregate.input), false)?);
                     Ok(Transformed::new(LogicalPlan::Aggregate(aggregate), true, TreeNodeRecursion::Stop))
                 }
-                LogicalPlan::Window(mut ranking) => {
+                LogicalPlan::Window(mut ranking) if !aggregates(&ranking.input) => {
                     ranking.input = Arc::new(optimise(Arc::unwrap_or_clone(ranking.input), false)?);
                     Ok(Transformed::new(LogicalPlan::Window(ranking), true, TreeNodeRecursion::Stop))
                 }
@@ -166,6 +168,11 @@ fn optimise(plan: LogicalPlan, windowed: bool) -> Result<LogicalPlan, DataFusion
         false => plan,
     };
     Optimizer::with_rules(rules).optimize(plan, &context, |_, _| {})
+}
+
+/// Whether something below aggregates.
+fn aggregates(plan: &LogicalPlan) -> bool {
+    plan.exists(|node| Ok(matches!(node, LogicalPlan::Aggregate(_)))).unwrap_or(false)
 }
 
 /// An optimised plan as a list: the scan, the steps, and where the aggregation is among them.
@@ -219,6 +226,10 @@ fn flatten(plan: &LogicalPlan) -> Result<Flat<'_>, SqlError> {
             LogicalPlan::Filter(filter) => {
                 steps.push(node);
                 filter.input.as_ref()
+            }
+            LogicalPlan::Window(window) if aggregates(&window.input) => {
+                steps.push(node);
+                window.input.as_ref()
             }
             LogicalPlan::Aggregate(_) | LogicalPlan::Window(_) if groups.is_none() => {
                 let found = match node {
@@ -314,6 +325,7 @@ impl Builder<'_> {
                 "'watermark.close.after' raises a partition's watermark where it stands, and only one shard keeps that \
                  and the rows together"
             }),
+            notices: self.notices(),
             sources: vec![self.topic(&input)],
             sink: self.sink.clone(),
             fingerprint: fingerprint(&description),
@@ -378,6 +390,7 @@ impl Builder<'_> {
                 LogicalPlan::Filter(filter) => {
                     pipeline.filter(physical(&filter.predicate, filter.input.schema(), self.state)?);
                 }
+                LogicalPlan::Window(node) => pipeline.rank(Arc::new(Ranks::new(node, self.state)?)),
                 LogicalPlan::Projection(projection) => {
                     let input = projection.input.schema();
                     let columns = projection.expr.iter().map(|expr| physical(expr, input, self.state));
@@ -489,6 +502,23 @@ impl Builder<'_> {
         Ok(Some(Windowed { window: window.clone(), column: *column, sliding }))
     }
 
+    /// The groups by which rows find their shard, if not all of them.
+    fn routed(&self) -> Option<Vec<usize>> {
+        self.shape
+            .ranked_groups
+            .as_ref()
+            .zip(self.shape.grouping.as_ref())
+            .map(|(ranked, groups)| ranked.shared(groups))
+    }
+
+    /// What whoever runs the pipeline should know of it.
+    fn notices(&self) -> Vec<String> {
+        let all_in_one = self.routed().is_some_and(|groups| groups.is_empty());
+        let notice = "all groups of a window are ranked against each other, since PARTITION BY has none of the groups beside \
+            the window: one shard does all the work, and the others have nothing to do";
+        all_in_one.then(|| notice.to_owned()).into_iter().collect()
+    }
+
     /// The event time of the source, if it has one.
     fn event_time(&self, input: &Schema) -> Result<Option<EventTime>, SqlError> {
         let Some(WatermarkText { column, delay, max_ahead, idle, close_after, .. }) = &self.source.options.watermark
@@ -549,6 +579,7 @@ impl Builder<'_> {
             event_time: self.event_time(input)?,
             window,
             expiry: self.expiry,
+            routed: self.routed(),
             bad_records: self.source.options.bad_records,
             null_value: self.source.options.null_value,
         })

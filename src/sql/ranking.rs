@@ -6,6 +6,7 @@
 //! between the rows before and after ([`changes`]).
 
 pub(super) mod changes;
+pub(super) mod closed;
 pub(super) mod top;
 
 use datafusion::common::ScalarValue;

@@ -11,6 +11,7 @@ use datafusion::logical_expr::{Aggregate, Distinct, Expr, ExprSchemable, Logical
 
 use super::depth;
 use super::error::SqlError;
+use super::ranking::closed::{self, RankedGroups};
 use super::ranking::{self, Ranked};
 use super::windows::Window;
 
@@ -23,6 +24,8 @@ pub(super) struct Shape {
     pub(super) filters: Vec<Expr>,
     /// How rows are grouped; `None`: not at all.
     pub(super) grouping: Option<Grouping>,
+    /// How the groups of a window are ranked when it is closed.
+    pub(super) ranked_groups: Option<RankedGroups>,
     /// The conditions that groups must satisfy, over [`group`] and [`aggregate`] columns.
     pub(super) having: Vec<Expr>,
     /// What is written into each column: over the table's columns, or over [`group`] and [`aggregate`] columns.
@@ -174,12 +177,11 @@ impl Shape {
         if self.grouping.as_ref().is_some_and(|grouping| grouping.ranking.is_some()) {
             return Err(SqlError::new(ranking::SEVERAL));
         }
+        if self.ranked_groups.is_some() {
+            return Err(SqlError::new(ranking::SEVERAL));
+        }
         if self.grouping.is_some() {
-            return Err(SqlError::new(format!(
-                "{}() over the result of an aggregation is not supported: the results keep changing, and so would the rank \
-                 of every other row",
-                numbering.name().to_uppercase()
-            )));
+            return self.ranked_groups(node, below);
         }
         ranking::check(call, numbering, &node.input)?;
         let groups: Vec<_> =
@@ -214,6 +216,27 @@ impl Shape {
         Ok(columns)
     }
 
+    /// The groups of closed windows may be ranked against each other.
+    fn ranked_groups(
+        &mut self,
+        node: &datafusion::logical_expr::Window,
+        mut below: Vec<Expr>,
+    ) -> Result<Vec<Expr>, SqlError> {
+        let (call, numbering) = ranking::call(node)?;
+        ranking::check(call, numbering, &node.input)?;
+        let inlined = |expr: &Expr| inline(expr, &node.input, &below);
+        let partition = call.params.partition_by.iter().map(inlined).collect::<Result<_, _>>()?;
+        let order = call.params.order_by.iter().map(|sort| {
+            let mut sort = sort.clone();
+            sort.expr = inlined(&sort.expr)?;
+            Ok(sort)
+        });
+        let order = order.collect::<Result<_, SqlError>>()?;
+        self.ranked_groups = Some(RankedGroups { numbering, partition, order });
+        below.push(stand_in(RANK, 0));
+        Ok(below)
+    }
+
     /// Puts the group in the place of what is computed as it is from the columns of ranked rows.
     fn regroup(&self, expr: Expr) -> Result<Expr, SqlError> {
         let Some(Grouping { ranking: Some(Ranked { computed, .. }), .. }) = &self.grouping else { return Ok(expr) };
@@ -245,8 +268,10 @@ impl Shape {
                 (_, Some(number)) => grouping.aggregates.get(number),
                 _ => grouping.ranking.as_ref().and_then(|ranked| ranked.rows.get(row(&expr)?)),
             };
-            if let Some(ranked) = grouping.ranking.as_ref().filter(|_| is_rank(&expr)) {
-                return Ok(Transformed::yes(Expr::Column(Column::from_name(format!("{}()", ranked.numbering.name())))));
+            let ranking = grouping.ranking.as_ref().map(|ranked| ranked.numbering);
+            let numbering = ranking.or_else(|| Some(self.ranked_groups.as_ref()?.numbering));
+            if let Some(numbering) = numbering.filter(|_| is_rank(&expr)) {
+                return Ok(Transformed::yes(closed::shown(numbering)));
             }
             Ok(match meant {
                 Some(meant) => Transformed::yes(meant.clone()),

@@ -81,6 +81,8 @@ pub(super) struct StagePlan {
     /// The window of the groups, or their life.
     pub(super) window: Option<Windowed>,
     pub(super) expiry: Expiry,
+    /// The groups by which rows find their shard, if not all of them.
+    pub(super) routed: Option<Vec<usize>>,
     pub(super) bad_records: BadRecords,
     pub(super) null_value: NullValue,
 }
@@ -427,6 +429,9 @@ impl StagePlan {
 
     /// The key columns by which a group finds its shard: all but its window, so that a row of several windows has one.
     fn routed(&self, aggregation: &Aggregation) -> Vec<usize> {
+        if let Some(routed) = &self.routed {
+            return routed.clone();
+        }
         let window = self.window.as_ref().map(|window| window.column);
         (0..aggregation.key_columns()).filter(|column| Some(*column) != window).collect()
     }

@@ -12,6 +12,7 @@ mod fingerprints;
 mod harness;
 mod having;
 mod keys;
+mod ranked_windows;
 mod ranking;
 mod refusals;
 mod stages;

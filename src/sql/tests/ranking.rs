@@ -215,7 +215,7 @@ fn what_cannot_be_is_refused() {
             "SELECT k, n FROM (SELECT k, count(*) AS n, ROW_NUMBER() OVER (ORDER BY count(*)) AS rn FROM orders GROUP BY k)
              WHERE rn = 1"
                 .into(),
-            "over the result of an aggregation is not supported",
+            "ranks the groups of one window when it is closed",
         ),
     ];
     for (sink, select, message) in cases {
