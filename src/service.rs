@@ -219,6 +219,7 @@ impl Prepared {
 /// Connects to everything that the pipeline needs and makes sure that its stored state fits.
 pub async fn open(settings: &Settings) -> Result<Opened, ServiceError> {
     let plan = planned(settings)?;
+    plan.notices.iter().for_each(|notice| tracing::warn!("{notice}"));
     let prepared = Prepared::new(settings, &plan).await?;
     let sink = prepared.sink(settings, &plan).await?;
     let pipeline = prepared.pipeline(settings, &plan, Arc::clone(&sink) as _);

@@ -39,6 +39,9 @@ fn report(given: &Loaded, plan: &Plan, shards: u32) -> String {
         let _ = writeln!(text, "  {line}");
     }
     let _ = writeln!(text, "  plan fingerprint {}", plan.fingerprint);
+    for notice in &plan.notices {
+        let _ = writeln!(text, "  note: {notice}");
+    }
     let topics: Vec<&str> = plan.sources.iter().map(|source| source.topic.as_str()).collect();
     let _ = writeln!(text, "Reads {} from Kafka at {}", topics.join(", "), settings.kafka.bootstrap_servers);
     let _ = writeln!(

@@ -6,24 +6,52 @@
 use std::sync::Arc;
 
 use arrow::array::{ArrayRef, AsArray, RecordBatch};
+use arrow::compute::SortOptions;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::common::DFSchema;
 use datafusion::error::DataFusionError;
 use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::physical_planning_context::PhysicalPlanningContext;
-use datafusion::logical_expr::{Aggregate, EmitTo, Expr, GroupsAccumulator};
+use datafusion::logical_expr::{Aggregate, EmitTo, Expr, ExprSchemable, GroupsAccumulator, SortExpr, Window};
 use datafusion::physical_expr::aggregate::{AggregateFunctionExpr, LoweredAggregateBuilder};
 use datafusion::physical_expr::{GroupsAccumulatorAdapter, PhysicalExpr};
 use datafusion::physical_plan::aggregates::group_values::{GroupValues, new_group_values};
 use datafusion::physical_plan::aggregates::order::GroupOrdering;
 
+use super::error::SqlError;
 use super::pipeline::{batch_of, conform, nullable, physical};
+use super::ranking::{self, top::Top};
 use super::routing::canonical;
+
+/// What is computed of a group.
+#[derive(Clone, Debug)]
+enum Function {
+    /// An aggregate of DataFusion.
+    Aggregate(Arc<AggregateFunctionExpr>),
+    /// Its first rows.
+    Top(Arc<Top>),
+}
+
+impl Function {
+    fn name(&self) -> &str {
+        match self {
+            Self::Aggregate(function) => function.name(),
+            Self::Top(top) => top.numbering.name(),
+        }
+    }
+
+    fn accumulator(&self) -> Result<Box<dyn GroupsAccumulator>, DataFusionError> {
+        match self {
+            Self::Aggregate(function) => accumulator(function),
+            Self::Top(top) => top.accumulator(),
+        }
+    }
+}
 
 /// One aggregate.
 #[derive(Clone, Debug)]
 struct Call {
-    function: Arc<AggregateFunctionExpr>,
+    function: Function,
     /// Its arguments in the columns of the prepared rows.
     arguments: std::ops::Range<usize>,
     /// Its FILTER in the columns of the prepared rows.
@@ -88,11 +116,65 @@ impl Aggregation {
                 state_types.push(part.data_type().clone());
             }
             let state = first..partial.len();
-            calls.push(Call { function: lowered.aggregate, arguments, filter, state, state_types });
+            calls.push(Call {
+                function: Function::Aggregate(lowered.aggregate),
+                arguments,
+                filter,
+                state,
+                state_types,
+            });
         }
         let aggregation =
             Self { keys, partial: Arc::new(Schema::new(partial)), result: nullable(node.schema.as_arrow()), calls };
         Ok((aggregation, Preparation { columns, schema: Arc::new(Schema::new(fields)) }))
+    }
+
+    /// The first rows of each group of a planned ranking, of which so many can pass what follows.
+    pub(super) fn ranked(
+        node: &Window,
+        limit: usize,
+        state: &SessionState,
+    ) -> Result<(Self, Preparation, Arc<Top>), SqlError> {
+        let input: &DFSchema = node.input.schema();
+        let (call, numbering) = ranking::call(node)?;
+        let mut columns = Vec::new();
+        let mut fields = Vec::new();
+        for (number, group) in call.params.partition_by.iter().enumerate() {
+            columns.push(physical(group, input, state)?);
+            fields.push(Field::new(format!("k{number}"), stored(&group.get_type(input)?), true));
+        }
+        let keys = Arc::new(Schema::new(fields.clone()));
+        let order = call.params.order_by.iter().map(|sort| &sort.expr);
+        let rows: Vec<_> = input.iter().map(|(qualifier, field)| Expr::Column((qualifier, field).into())).collect();
+        let mut kept = Vec::new();
+        let first = columns.len();
+        for expr in order.chain(&rows) {
+            let field = Field::new(format!("a{}", columns.len()), stored(&expr.get_type(input)?), true);
+            columns.push(physical(expr, input, state)?);
+            kept.push(field.clone());
+            fields.push(field);
+        }
+        let sorted = |sort: &SortExpr| SortOptions { descending: !sort.asc, nulls_first: sort.nulls_first };
+        let top = Arc::new(Top {
+            numbering,
+            limit,
+            options: call.params.order_by.iter().map(sorted).collect(),
+            fields: kept.into(),
+            output: nullable(node.schema.as_arrow()),
+        });
+        let state_type = top.state_type();
+        let call = Call {
+            function: Function::Top(Arc::clone(&top)),
+            arguments: first..columns.len(),
+            filter: None,
+            state: keys.fields().len()..keys.fields().len() + 1,
+            state_types: vec![state_type.clone()],
+        };
+        let state = Arc::new(Field::new("rows", state_type, true));
+        let partial: Vec<_> = keys.fields().iter().cloned().chain([state]).collect();
+        let partial = Arc::new(Schema::new(partial));
+        let aggregation = Self { keys, result: Arc::clone(&partial), partial, calls: vec![call] };
+        Ok((aggregation, Preparation { columns, schema: Arc::new(Schema::new(fields)) }, top))
     }
 
     /// The same aggregates with one more key column, behind the others.
@@ -130,7 +212,7 @@ impl Aggregation {
 
     /// Accumulators of all aggregates without groups of their own: the caller numbers the groups.
     pub(super) fn states(&self) -> Result<States, DataFusionError> {
-        let accumulators = self.calls.iter().map(|call| accumulator(&call.function)).collect::<Result<_, _>>()?;
+        let accumulators = self.calls.iter().map(|call| call.function.accumulator()).collect::<Result<_, _>>()?;
         Ok(States { calls: self.calls.clone(), accumulators })
     }
 

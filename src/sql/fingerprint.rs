@@ -10,7 +10,10 @@ use std::fmt::Write;
 
 use arrow::datatypes::{DataType, Field, Schema};
 
+use super::expiry::Expiry;
+use super::keeping;
 use super::options::{KafkaOptions, OutputMode, WatermarkText};
+use super::ranking;
 use super::routing::hash;
 use super::shape::Shape;
 use super::statements::SourceTable;
@@ -23,6 +26,7 @@ pub(super) struct Described<'a> {
     pub(super) source: &'a SourceTable,
     pub(super) sink: &'a SinkTable,
     pub(super) mode: OutputMode,
+    pub(super) expiry: Expiry,
     /// The columns that the query and the rules use.
     pub(super) used: &'a [Field],
     /// Key columns and state columns, if the query keeps state.
@@ -66,6 +70,29 @@ impl Described<'_> {
                 if grouping.groups.is_empty() {
                     line("group by", "nothing: one group of everything");
                 }
+                if grouping.distinct {
+                    line("keep", "each group once");
+                }
+                if let Some(ranked) = &grouping.ranking {
+                    for (number, sort) in ranked.order.iter().enumerate() {
+                        let direction = if sort.asc { "up" } else { "down" };
+                        let nulls = if sort.nulls_first { "first" } else { "last" };
+                        let shown = self.shape.display(&sort.expr);
+                        line("order by", &format!("{}: {shown}, {direction}, NULL {nulls}", number + 1));
+                    }
+                    let limit = ranking::limit(self.shape, ranked.numbering).unwrap_or_default();
+                    line("keep", &format!("rows with {}() up to {limit}", ranked.numbering.name()));
+                }
+                match self.expiry {
+                    Expiry::Never => {}
+                    Expiry::AtItsTime { group } => {
+                        line("forget", &format!("when the watermark has passed group {}", group + 1));
+                    }
+                    Expiry::AfterLastRow { ttl, .. } => {
+                        let column = keeping::time_column(self.source);
+                        line("forget", &format!("{} after the last row, by {column}", windows::shown(ttl)));
+                    }
+                }
                 for (number, aggregate) in grouping.aggregates.iter().enumerate() {
                     line("aggregate", &format!("{}: {}", number + 1, self.shape.display(aggregate)));
                 }
@@ -73,6 +100,16 @@ impl Described<'_> {
                 line("state", &types.collect::<Vec<_>>().join(", "));
             }
             _ => line("state", "none"),
+        }
+        if let Some(ranked) = &self.shape.ranked_groups {
+            let partition = ranked.partition.iter().map(|expr| self.shape.display(expr)).collect::<Vec<_>>().join(", ");
+            let order = ranked.order.iter().map(|sort| {
+                let direction = if sort.asc { "up" } else { "down" };
+                let nulls = if sort.nulls_first { "first" } else { "last" };
+                format!("{} {direction} NULL {nulls}", self.shape.display(&sort.expr))
+            });
+            let order = order.collect::<Vec<_>>().join(", ");
+            line("number", &format!("{}() in each {partition} by {order}", ranked.numbering.name()));
         }
         let having: BTreeSet<_> = self.shape.having.iter().map(|condition| self.shape.display(condition)).collect();
         having.iter().for_each(|condition| line("having", condition));

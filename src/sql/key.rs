@@ -11,6 +11,7 @@ use arrow::datatypes::{DataType, TimeUnit};
 use datafusion::logical_expr::Expr;
 
 use super::error::SqlError;
+use super::ranking;
 use super::shape::{self, Grouping, Shape};
 use super::windows::{Window, bound_type, tick};
 use crate::catalog::SinkTable;
@@ -29,6 +30,9 @@ pub(super) fn check(shape: &Shape, sink: &SinkTable) -> Result<(), SqlError> {
     let Some(grouping) = &shape.grouping else { return Ok(()) };
     if sink.primary_key.is_empty() {
         return Ok(());
+    }
+    if let Some(ranked) = &grouping.ranking {
+        ranking::check_key(ranked, shape, sink)?;
     }
     let key = sink.primary_key.join(", ");
     let mut carried = BTreeSet::new();
@@ -53,20 +57,31 @@ pub(super) fn check(shape: &Shape, sink: &SinkTable) -> Result<(), SqlError> {
             Source::Derived => {}
         }
     }
+    if let Some(ranked) = &shape.ranked_groups
+        && ranked
+            .numbered_apart(shape, sink, |expr| group(expr, grouping).is_some_and(|group| carried.contains(&group)))
+    {
+        return Ok(());
+    }
     for (number, expr) in grouping.groups.iter().enumerate() {
         if carried.contains(&number) || determined(expr, grouping, &carried) {
             continue;
         }
         let shown = shape.display(expr);
+        let clause = match grouping {
+            Grouping { ranking: Some(_), .. } => "PARTITION BY",
+            Grouping { distinct: true, .. } => "SELECT DISTINCT",
+            _ => "GROUP BY",
+        };
         let advice = match narrowed.iter().find(|(group, ..)| *group == number) {
             Some((_, name, from, to)) => format!(
                 "column {name} holds it as {to}, and several {from} values may become one {to}; declare {name} with the \
-                 type of {shown}, or GROUP BY the cast"
+                 type of {shown}, or {clause} the cast"
             ),
-            None => format!("add a column that holds {shown} to PRIMARY KEY, or leave it out of GROUP BY"),
+            None => format!("add a column that holds {shown} to PRIMARY KEY, or leave it out of {clause}"),
         };
         return Err(SqlError::new(format!(
-            "GROUP BY {shown} is not determined by the primary key ({key}) of {}, so two groups would be written to the \
+            "{clause} {shown} is not determined by the primary key ({key}) of {}, so two groups would be written to the \
              same row: {advice}",
             sink.name
         )));

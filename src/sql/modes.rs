@@ -47,7 +47,25 @@ pub(super) fn check(shape: &Shape, source: &SourceTable, mode: OutputMode) -> Re
              taken back: set 'output.mode' 'append' on the sink",
         ));
     }
+    if let (Some(ranked), Some(grouping)) = (&shape.ranked_groups, &shape.grouping) {
+        ranked.check(grouping, mode)?;
+    }
+    if let Some(Grouping { ranking: Some(ranked), window: None, .. }) = &shape.grouping
+        && mode == OutputMode::Append
+    {
+        return Err(SqlError::new(format!(
+            "'output.mode' 'append' writes a row once, when it is final, but a later record can always push a row out of \
+             the first of its key: add window(...) to PARTITION BY of {}(), or take 'update'",
+            ranked.numbering.name().to_uppercase()
+        )));
+    }
     match (mode, &shape.grouping) {
+        // Each of its rows is final when it comes.
+        (OutputMode::Append, Some(Grouping { distinct: true, .. })) => Ok(()),
+        (OutputMode::Complete { .. }, Some(Grouping { distinct: true, .. })) => Err(SqlError::new(
+            "'output.mode' 'complete' writes all rows again and again, but a row of SELECT DISTINCT never changes: take \
+             'append'",
+        )),
         (OutputMode::Append, Some(Grouping { window: None, .. })) => Err(SqlError::new(
             "'output.mode' 'append' writes a group once, when it is final, but without a window in GROUP BY no group ever \
              is: add window(...), or take 'update'",

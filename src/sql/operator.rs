@@ -10,7 +10,7 @@
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, UInt32Array, new_null_array};
-use arrow::compute::{cast, concat_batches, filter_record_batch, not, take_arrays, take_record_batch};
+use arrow::compute::{cast, concat, concat_batches, filter_record_batch, not, take_arrays, take_record_batch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::util::display::{ArrayFormatter, FormatOptions};
 use datafusion::error::DataFusionError;
@@ -23,11 +23,15 @@ use super::aggregation::{Aggregation, Groups};
 use super::bisect::evaluate;
 use super::notices::Notices;
 use super::options::OutputMode;
+use super::passthrough::SinkKey;
 use super::pipeline::{Passed, Pipeline, batch_of, conform};
+use super::ranking::{changes, top::Top};
 use super::state::{EncodedKeys, Found, StateTable};
 use super::windows::Window;
 use super::windows::closing::{self, Closing};
 use super::windows::sessions::{self, Sessions};
+
+mod lives;
 
 /// The column that says that a key is gone.
 const DELETED: &str = "_deleted";
@@ -39,8 +43,23 @@ pub(super) struct AggregatePlan {
     /// HAVING and the projections after the aggregation, down to the columns of the sink.
     pub(super) pipeline: Pipeline,
     pub(super) mode: OutputMode,
-    /// The windows that close.
+    /// The windows that close, or the lives of groups that end.
     pub(super) closing: Option<ClosingWindows>,
+    pub(super) shown: Shown,
+}
+
+/// What of the groups the steps after the aggregation are given.
+#[derive(Clone, Debug)]
+pub(super) enum Shown {
+    /// Their keys and results.
+    Groups {
+        /// The columns, without the life of a group.
+        schema: SchemaRef,
+        /// A group is written when it comes, and never again.
+        once: bool,
+    },
+    /// Their first rows, which the sink tells apart by its key.
+    Rows(Arc<Top>, Option<SinkKey>),
 }
 
 /// Windows that close when the watermark has passed them.
@@ -66,6 +85,21 @@ impl AggregatePlan {
         Arc::new(Schema::new(key.into_iter().chain(fields).chain([deleted]).collect::<Vec<_>>()))
     }
 
+    /// Whether a group is written only when it comes.
+    pub(super) fn once(&self) -> bool {
+        matches!(self.shown, Shown::Groups { once: true, .. })
+    }
+
+    /// Whether rows are removed from the sink that were written before.
+    pub(super) fn retracts(&self) -> bool {
+        let changes = match &self.shown {
+            Shown::Groups { once, .. } => self.pipeline.has_filter() && !once,
+            Shown::Rows(..) => true,
+        };
+        // In append mode nothing is written that is not final.
+        changes && self.mode != OutputMode::Append
+    }
+
     /// Whether there are no key columns.
     fn whole(&self) -> bool {
         self.aggregation.key_columns() == 0
@@ -86,6 +120,8 @@ struct Parts {
     sessions: Option<Sessions>,
     /// Partial aggregates that came for closed windows.
     too_late: Notices,
+    /// Keys and states of the groups whose windows close with this checkpoint, if they are to be written.
+    closed: Vec<(Vec<ArrayRef>, Vec<ArrayRef>)>,
 }
 
 impl AggregateOperator {
@@ -174,6 +210,7 @@ impl Parts {
                 None => None,
             },
             too_late: Notices::default(),
+            closed: Vec::new(),
         })
     }
 
@@ -191,9 +228,8 @@ impl Parts {
             let closed = closing.close(&windows.window, closed_new);
             if let Some(last) = closed.marks.last() {
                 let (keys, states) = self.table.take_windows(|mark| mark <= *last).map_err(failed)?;
-                let groups = keys.first().map_or(0, |key| key.len());
                 if plan.mode == OutputMode::Append {
-                    checkpoint.output.extend(plan.rows(&keys, &states, groups)?);
+                    self.closed.push((keys.clone(), states));
                 }
                 if let Some(sessions) = &mut self.sessions {
                     sessions.close(&keys).map_err(failed)?;
@@ -204,6 +240,7 @@ impl Parts {
                 checkpoint.state.push(closing.delta().map_err(failed)?);
             }
         }
+        checkpoint.output.extend(plan.closed(std::mem::take(&mut self.closed))?);
         if let Some(tombstones) = plan.tombstones(&gone)? {
             checkpoint.state.insert(0, StateDelta { table: 0, rows: tombstones });
         }
@@ -283,6 +320,9 @@ impl Parts {
         }
         merged.merge(aggregation.state_columns(delta), &met.numbers, groups).map_err(failed)?;
         let states = merged.take(&aggregation.partial).map_err(failed)?;
+        if plan.mode != OutputMode::Append {
+            checkpoint.output.extend(plan.lives(&met, &keys, &before, &old, &states)?);
+        }
 
         // Those that keep their bounds are replaced, the others are gone.
         let mut stored = vec![false; groups];
@@ -331,11 +371,12 @@ impl Parts {
         };
         let closing_now = |row: usize| closes[row];
         if plan.mode == OutputMode::Append {
-            let (keys, groups) = pick(&closing_now, keys)?;
+            let (keys, _) = pick(&closing_now, keys)?;
             if let Some(sessions) = &mut self.sessions {
                 sessions.close(&keys).map_err(failed)?;
             }
-            checkpoint.output.extend(plan.rows(&keys, &pick(&closing_now, states)?.0, groups)?);
+            let states = pick(&closing_now, states)?.0;
+            self.closed.push((keys, states));
         }
         let (stored_keys, count) = pick(&|row| closes[row] && stored[row], keys)?;
         if count > 0 {
@@ -506,7 +547,28 @@ impl AggregatePlan {
     /// The rows of groups for the sink.
     fn rows(&self, keys: &[ArrayRef], states: &[ArrayRef], groups: usize) -> Result<Option<OutputBatch>, StageError> {
         let rows = self.results(keys, states, groups)?.rows;
+        if let Shown::Rows(_, key) = &self.shown {
+            let output = changes::between(&rows.slice(0, 0), &rows, key.as_ref()).map_err(failed)?;
+            return Ok(output.into_iter().next());
+        }
         Ok((rows.num_rows() > 0).then_some(OutputBatch { sink: 0, change: Change::Upsert, rows }))
+    }
+
+    /// The rows of groups whose windows have just been closed, for the sink. Those of one window are all there.
+    fn closed(&self, groups: Vec<(Vec<ArrayRef>, Vec<ArrayRef>)>) -> Result<Option<OutputBatch>, StageError> {
+        let together = |parts: Vec<&Vec<ArrayRef>>| -> Result<Vec<ArrayRef>, StageError> {
+            let columns = parts.first().map_or(0, |part| part.len());
+            let column = |column: usize| {
+                concat(&parts.iter().map(|part| part[column].as_ref()).collect::<Vec<_>>()).map_err(failed)
+            };
+            (0..columns).map(column).collect()
+        };
+        let keys = together(groups.iter().map(|(keys, _)| keys).collect())?;
+        let states = together(groups.iter().map(|(_, states)| states).collect())?;
+        match keys.first().map_or(0, |key| key.len()) {
+            0 => Ok(None),
+            groups => self.rows(&keys, &states, groups),
+        }
     }
 
     /// What the sink is to be told of the changed groups.
@@ -517,7 +579,20 @@ impl AggregatePlan {
         states: &[ArrayRef],
         groups: usize,
     ) -> Result<Vec<OutputBatch>, StageError> {
+        if self.once() {
+            let mut new = vec![true; groups];
+            old.numbers.iter().for_each(|number| new[*number] = false);
+            let rows = UInt32Array::from_iter_values((0..groups as u32).filter(|row| new[*row as usize]));
+            let pick = |columns: &[ArrayRef]| take_arrays(columns, &rows, None).map_err(failed);
+            return Ok(self.rows(&pick(keys)?, &pick(states)?, rows.len())?.into_iter().collect());
+        }
         let new = self.results(keys, states, groups)?;
+        if let Shown::Rows(_, key) = &self.shown {
+            let numbers = UInt32Array::from_iter_values(old.numbers.iter().map(|number| *number as u32));
+            let keys = take_arrays(keys, &numbers, None).map_err(failed)?;
+            let before = self.results(&keys, &old.states, old.numbers.len())?;
+            return changes::between(&before.rows, &new.rows, key.as_ref()).map_err(failed);
+        }
         let mut output = Vec::new();
         if self.pipeline.has_filter() && !old.numbers.is_empty() {
             let mut written = vec![false; groups];
@@ -543,14 +618,42 @@ impl AggregatePlan {
         let aggregation = &self.aggregation;
         let mut all = aggregation.states().map_err(failed)?;
         all.merge(states, &(0..groups).collect::<Vec<_>>(), groups).map_err(failed)?;
-        let columns = keys.iter().cloned().chain(all.evaluate().map_err(failed)?);
+        let results = all.evaluate().map_err(failed)?;
+        let (rows, origins) = match (&self.shown, results.as_slice()) {
+            (Shown::Rows(top, _), [first]) => {
+                let (rows, origins) = top.expand(first).map_err(failed)?;
+                (rows, Some(origins))
+            }
+            (Shown::Rows(..), _) => return Err(StageError::Failed("a ranking has one result".into())),
+            (Shown::Groups { schema, .. }, _) => (self.group_rows(keys, results, schema, groups)?, None),
+        };
+        let passed = self.pipeline.run(&rows).map_err(|_| self.unwritable(&rows))?;
+        Ok(match origins {
+            None => passed,
+            Some(origins) => {
+                let origin = (0..passed.rows.num_rows()).map(|row| origins.value(passed.origin(row)));
+                let origin = Some(UInt32Array::from_iter_values(origin));
+                Passed { rows: passed.rows, origin }
+            }
+        })
+    }
+
+    /// The keys and results of groups, without their lives.
+    fn group_rows(
+        &self,
+        keys: &[ArrayRef],
+        results: Vec<ArrayRef>,
+        schema: &SchemaRef,
+        groups: usize,
+    ) -> Result<RecordBatch, StageError> {
+        let visible = schema.fields().len() - results.len();
+        let columns = keys.iter().take(visible).cloned().chain(results);
         let columns = columns
-            .zip(aggregation.result.fields())
+            .zip(schema.fields())
             .map(|(column, field)| conform(column, field.data_type()))
             .collect::<Result<Vec<_>, _>>()
             .map_err(failed)?;
-        let rows = batch_of(&aggregation.result, columns, groups).map_err(failed)?;
-        self.pipeline.run(&rows).map_err(|_| self.unwritable(&rows))
+        batch_of(schema, columns, groups).map_err(failed)
     }
 
     /// Names a group whose row cannot be computed.
@@ -559,7 +662,11 @@ impl AggregatePlan {
         let Some((row, reason)) = evaluated.failed.first() else {
             return StageError::Failed("the rows of the changed groups cannot be computed".into());
         };
-        let key = (0..self.aggregation.key_columns()).map(|column| {
+        let shown = match &self.shown {
+            Shown::Groups { schema, .. } => schema.fields().len().min(self.aggregation.key_columns()),
+            Shown::Rows(top, _) => top.output.fields().len(),
+        };
+        let key = (0..shown).map(|column| {
             ArrayFormatter::try_new(rows.column(column).as_ref(), &FormatOptions::new().with_null("NULL"))
                 .map_or_else(|_| "?".to_owned(), |value| value.value(*row).to_string())
         });

@@ -105,8 +105,15 @@ pub(super) struct SinkOptions {
     pub(super) create: bool,
     pub(super) null_key: Option<String>,
     pub(super) console_format: Option<ConsoleFormat>,
-    /// Where `output.mode` was given, with what it says.
+    pub(super) told: Told,
+}
+
+/// What a table that is written says of the query that writes it, each with the place.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Told {
     pub(super) mode: Option<(OutputMode, Option<Place>)>,
+    /// After how many nanoseconds without a row a group is forgotten.
+    pub(super) ttl: Option<(i64, Option<Place>)>,
 }
 
 /// An option as it was written.
@@ -198,7 +205,7 @@ pub(super) const KAFKA_KEYS: [&str; 17] = [
 ];
 
 /// The options of every table that is written.
-pub(super) const OUTPUT_KEYS: [&str; 2] = ["output.mode", "complete.limit"];
+pub(super) const OUTPUT_KEYS: [&str; 3] = ["output.mode", "complete.limit", "state.ttl"];
 
 /// How far a record may move the watermark ahead of its Kafka timestamp if nothing else is said: a day.
 const MAX_AHEAD: i64 = 86_400_000_000_000;
@@ -369,7 +376,14 @@ fn sink(options: Vec<Written<'_>>, own: &[&str]) -> Result<SinkOptions, SqlError
             "output.mode" => {
                 let complete = OutputMode::Complete { limit: COMPLETE_LIMIT };
                 let modes = [("append", OutputMode::Append), ("update", OutputMode::Update), ("complete", complete)];
-                read.mode = Some((option.one_of(&modes)?, option.place));
+                read.told.mode = Some((option.one_of(&modes)?, option.place));
+            }
+            "state.ttl" => {
+                let ttl = option.length()?;
+                if ttl == 0 {
+                    return Err(option.error("'state.ttl' must be more than nothing".into()));
+                }
+                read.told.ttl = Some((ttl, option.place));
             }
             _ => {
                 let number = option.value.parse::<usize>().ok().filter(|number| *number > 0);
@@ -381,7 +395,7 @@ fn sink(options: Vec<Written<'_>>, own: &[&str]) -> Result<SinkOptions, SqlError
             }
         }
     }
-    match (&mut read.mode, limit) {
+    match (&mut read.told.mode, limit) {
         (Some((OutputMode::Complete { limit }, _)), Some((number, _))) => *limit = number,
         (_, Some((_, place))) => {
             return Err(SqlError::at(

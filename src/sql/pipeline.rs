@@ -12,6 +12,8 @@ use datafusion::logical_expr::Expr;
 use datafusion::logical_expr::physical_planning_context::PhysicalPlanningContext;
 use datafusion::physical_expr::{PhysicalExpr, create_physical_expr};
 
+use super::ranking::closed::Ranks;
+
 /// Builds physical expressions.
 pub(super) fn physical(
     expr: &Expr,
@@ -28,6 +30,8 @@ enum Step {
     Filter(Arc<dyn PhysicalExpr>),
     /// Makes new columns.
     Project(Vec<Arc<dyn PhysicalExpr>>, SchemaRef),
+    /// Numbers the rows, of which those of one partition are all there.
+    Rank(Arc<Ranks>),
 }
 
 /// Steps in the order in which they are done.
@@ -67,6 +71,17 @@ impl Pipeline {
         self.steps.push(Step::Project(columns, nullable(schema)));
     }
 
+    /// Adds a numbering of rows.
+    pub(super) fn rank(&mut self, ranks: Arc<Ranks>) {
+        self.steps.push(Step::Rank(ranks));
+    }
+
+    /// The same projections without the filters.
+    pub(super) fn unfiltered(&self) -> Self {
+        let steps = self.steps.iter().filter(|step| matches!(step, Step::Project(..)));
+        Self { steps: steps.cloned().collect(), filters: false }
+    }
+
     /// Whether rows can be left out.
     pub(super) fn has_filter(&self) -> bool {
         self.filters
@@ -90,6 +105,7 @@ impl Pipeline {
                     origin = Some(filter(&before, &keep)?.as_primitive().clone());
                     rows = filter_record_batch(&rows, &keep)?;
                 }
+                Step::Rank(ranks) => rows = ranks.add(&rows)?,
                 Step::Project(columns, schema) => {
                     let count = rows.num_rows();
                     let arrays = columns

@@ -10,10 +10,11 @@ use datafusion::common::DFSchema;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::error::DataFusionError;
 use datafusion::execution::session_state::SessionState;
-use datafusion::logical_expr::{Aggregate, Expr, LogicalPlan, TableScan};
+use datafusion::logical_expr::{Aggregate, Expr, LogicalPlan, TableScan, Window};
 use datafusion::optimizer::common_subexpr_eliminate::CommonSubexprEliminate;
 use datafusion::optimizer::optimize_projections::OptimizeProjections;
 use datafusion::optimizer::push_down_filter::PushDownFilter;
+use datafusion::optimizer::replace_distinct_aggregate::ReplaceDistinctWithAggregate;
 use datafusion::optimizer::simplify_expressions::SimplifyExpressions;
 use datafusion::optimizer::{Optimizer, OptimizerContext, OptimizerRule};
 use datafusion::physical_expr::PhysicalExpr;
@@ -26,17 +27,21 @@ use strandline_actors::position::SourcePartition;
 use super::aggregation::{Aggregation, Preparation, check_keys};
 use super::decode::Decoding;
 use super::error::{SqlError, Text};
+use super::expiry::{self, Expiry, LIFE};
 use super::fingerprint::{Described, fingerprint};
+use super::keeping;
 use super::key;
 use super::metadata::Metadata;
 use super::modes;
-use super::operator::{AggregateOperator, AggregatePlan, ClosingWindows};
-use super::options::{BadRecords, NullValue, OutputMode, WatermarkText};
+use super::operator::{AggregateOperator, AggregatePlan, ClosingWindows, Shown};
+use super::options::{BadRecords, NullValue, OutputMode, Told, WatermarkText};
 use super::passthrough::{PassThrough, SinkKey};
 use super::pipeline::{Pipeline, nullable, physical};
+use super::ranking::{self, closed::Ranks};
 use super::shape::{Grouping, Shape, refuse_unstable};
 use super::stage::{BatchStage, Origin, Route, Rule, StagePlan, Windowed};
 use super::statements::{self, InsertInto, SourceTable, Statements};
+use super::windows::Window as TimeWindow;
 use super::windows::event_time::{EventTime, LateRows};
 use super::windows::sliding::Sliding;
 use crate::catalog::{KafkaTopic, SinkTable};
@@ -56,6 +61,8 @@ pub struct Plan {
     /// The plan in words, a line for each part: what is read, filtered, grouped, kept and written. Plans with different
     /// fingerprints have different descriptions.
     pub description: String,
+    /// What whoever runs it should know of it.
+    pub notices: Vec<String>,
     /// Why one shard must do all the work, if it must.
     pub one_shard: Option<&'static str>,
     stage: Arc<StagePlan>,
@@ -119,22 +126,24 @@ fn planned(statements: &Statements, insert: &InsertInto) -> Result<Plan, SqlErro
         return Err(SqlError::new(format!("{} is a table to write to; only kafka:// tables can be read", shape.table)));
     };
     key::check(&shape, sink)?;
-    let written = statements.modes.get(&insert.sink).copied().flatten();
+    let Told { mode: written, ttl } = statements.told.get(&insert.sink).copied().unwrap_or_default();
     let mode = written.map_or(OutputMode::default(), |(mode, _)| mode);
     modes::check(&shape, source, mode).map_err(|error| error.or_at(written.and_then(|(_, place)| place)))?;
+    let expiry = keeping::expiry(&shape, source, sink, mode, ttl)?;
     if let Some(grouping) = &shape.grouping {
         check_keys(&grouping.groups, &grouping.group_types).map_err(SqlError::new)?;
     }
     let windowed = shape.grouping.as_ref().is_some_and(|grouping| grouping.window.is_some());
     let optimised = optimise(analysed, windowed)?;
-    Builder { state: &state, source, sink, shape: &shape, mode }.build(&optimised)
+    Builder { state: &state, source, sink, shape: &shape, mode, expiry }.build(&optimised)
 }
 
 /// The rewrites that are worth it and keep the shape. DataFusion's others are for joins, subqueries and sorting; one of
 /// them would nest aggregates. Conditions on windows stay where they are: below the aggregation a row is not yet in one
 /// window.
 fn optimise(plan: LogicalPlan, windowed: bool) -> Result<LogicalPlan, DataFusionError> {
-    let mut rules: Vec<Arc<dyn OptimizerRule + Send + Sync>> = vec![Arc::new(SimplifyExpressions::new())];
+    let mut rules: Vec<Arc<dyn OptimizerRule + Send + Sync>> =
+        vec![Arc::new(ReplaceDistinctWithAggregate::new()), Arc::new(SimplifyExpressions::new())];
     if !windowed {
         rules.push(Arc::new(PushDownFilter::new()));
     }
@@ -148,6 +157,10 @@ fn optimise(plan: LogicalPlan, windowed: bool) -> Result<LogicalPlan, DataFusion
                     aggregate.input = Arc::new(optimise(Arc::unwrap_or_clone(aggregate.input), false)?);
                     Ok(Transformed::new(LogicalPlan::Aggregate(aggregate), true, TreeNodeRecursion::Stop))
                 }
+                LogicalPlan::Window(mut ranking) if !aggregates(&ranking.input) => {
+                    ranking.input = Arc::new(optimise(Arc::unwrap_or_clone(ranking.input), false)?);
+                    Ok(Transformed::new(LogicalPlan::Window(ranking), true, TreeNodeRecursion::Stop))
+                }
                 other => Ok(Transformed::no(other)),
             })?
             .data
@@ -157,24 +170,53 @@ fn optimise(plan: LogicalPlan, windowed: bool) -> Result<LogicalPlan, DataFusion
     Optimizer::with_rules(rules).optimize(plan, &context, |_, _| {})
 }
 
+/// Whether something below aggregates.
+fn aggregates(plan: &LogicalPlan) -> bool {
+    plan.exists(|node| Ok(matches!(node, LogicalPlan::Aggregate(_)))).unwrap_or(false)
+}
+
 /// An optimised plan as a list: the scan, the steps, and where the aggregation is among them.
 struct Flat<'a> {
     scan: &'a TableScan,
     before: Vec<&'a LogicalPlan>,
-    aggregate: Option<&'a Aggregate>,
+    groups: Option<GroupNode<'a>>,
     after: Vec<&'a LogicalPlan>,
+}
+
+/// The step that makes groups of rows.
+#[derive(Clone, Copy)]
+enum GroupNode<'a> {
+    Aggregate(&'a Aggregate),
+    Ranking(&'a Window),
+}
+
+impl<'a> GroupNode<'a> {
+    fn input(self) -> &'a LogicalPlan {
+        match self {
+            Self::Aggregate(node) => &node.input,
+            Self::Ranking(node) => &node.input,
+        }
+    }
+
+    /// The expression of a group.
+    fn group(self, number: usize) -> Option<&'a Expr> {
+        match self {
+            Self::Aggregate(node) => node.group_expr.get(number),
+            Self::Ranking(node) => ranking::call(node).ok()?.0.params.partition_by.get(number),
+        }
+    }
 }
 
 fn flatten(plan: &LogicalPlan) -> Result<Flat<'_>, SqlError> {
     let mut steps = Vec::new();
     let mut after = Vec::new();
-    let mut aggregate = None;
+    let mut groups = None;
     let mut node = plan;
     loop {
         node = match node {
             LogicalPlan::TableScan(scan) if scan.filters.is_empty() && scan.fetch.is_none() => {
                 steps.reverse();
-                return Ok(Flat { scan, before: steps, aggregate, after });
+                return Ok(Flat { scan, before: steps, groups, after });
             }
             LogicalPlan::SubqueryAlias(alias) => alias.input.as_ref(),
             LogicalPlan::Projection(projection) => {
@@ -185,11 +227,20 @@ fn flatten(plan: &LogicalPlan) -> Result<Flat<'_>, SqlError> {
                 steps.push(node);
                 filter.input.as_ref()
             }
-            LogicalPlan::Aggregate(found) if aggregate.is_none() => {
-                aggregate = Some(found);
+            LogicalPlan::Window(window) if aggregates(&window.input) => {
+                steps.push(node);
+                window.input.as_ref()
+            }
+            LogicalPlan::Aggregate(_) | LogicalPlan::Window(_) if groups.is_none() => {
+                let found = match node {
+                    LogicalPlan::Window(found) => GroupNode::Ranking(found),
+                    LogicalPlan::Aggregate(found) => GroupNode::Aggregate(found),
+                    other => return Err(SqlError::new(format!("{} makes no groups", other.display()))),
+                };
+                groups = Some(found);
                 after = std::mem::take(&mut steps);
                 after.reverse();
-                found.input.as_ref()
+                found.input()
             }
             other => {
                 return Err(SqlError::new(format!(
@@ -207,6 +258,7 @@ struct Builder<'a> {
     sink: &'a SinkTable,
     shape: &'a Shape,
     mode: OutputMode,
+    expiry: Expiry,
 }
 
 impl Builder<'_> {
@@ -233,23 +285,19 @@ impl Builder<'_> {
 
         let mut state_schema = None;
         let mut windowed = None;
-        let (route, second) = match flat.aggregate {
+        let (route, second) = match flat.groups {
             Some(node) => {
-                let (aggregation, mut preparation) = Aggregation::new(node, self.state)?;
+                let (aggregation, mut preparation, shown) = self.grouped(node)?;
                 windowed = self.window(node, &aggregation, &mut preparation)?;
                 pipeline.project(preparation.columns, &preparation.schema);
                 let mut after = Pipeline::default();
                 self.steps(&flat.after, &mut after)?;
+                let (aggregation, closing) = self.closing(aggregation, &mut windowed);
                 state_schema = Some(Arc::clone(&aggregation.partial));
-                // Without a watermark no window ever closes, and complete mode needs all of them.
-                let closes =
-                    self.source.options.watermark.is_some() && !matches!(self.mode, OutputMode::Complete { .. });
-                let closing = windowed
-                    .as_ref()
-                    .filter(|_| closes)
-                    .map(|Windowed { window, column, .. }| ClosingWindows { window: window.clone(), column: *column });
-                let plan =
-                    AggregatePlan { aggregation: aggregation.clone(), pipeline: after, mode: self.mode, closing };
+                let distinct = self.shape.grouping.as_ref().is_some_and(|grouping| grouping.distinct);
+                // A row of SELECT DISTINCT is final when it comes.
+                let mode = if distinct { OutputMode::Update } else { self.mode };
+                let plan = AggregatePlan { aggregation: aggregation.clone(), pipeline: after, mode, closing, shown };
                 (Route::Group(aggregation), Second::Aggregate(Arc::new(plan)))
             }
             None => match self.sink_key()? {
@@ -266,6 +314,7 @@ impl Builder<'_> {
             source: self.source,
             sink: self.sink,
             mode: self.mode,
+            expiry: self.expiry,
             used: &fields,
             state: state_schema.as_deref(),
         };
@@ -276,6 +325,7 @@ impl Builder<'_> {
                 "'watermark.close.after' raises a partition's watermark where it stands, and only one shard keeps that \
                  and the rows together"
             }),
+            notices: self.notices(),
             sources: vec![self.topic(&input)],
             sink: self.sink.clone(),
             fingerprint: fingerprint(&description),
@@ -296,8 +346,8 @@ impl Builder<'_> {
         let mut used: BTreeSet<usize> = projection.iter().copied().collect();
         let required = self.source.columns.fields().iter().enumerate().filter(|(_, field)| !field.is_nullable());
         used.extend(required.map(|(column, _)| column));
-        if let Some(watermark) = &self.source.options.watermark {
-            used.insert(scanned.index_of(&watermark.column).map_err(DataFusionError::from)?);
+        if self.source.options.watermark.is_some() || self.expiry != Expiry::Never {
+            used.insert(scanned.index_of(keeping::time_column(self.source)).map_err(DataFusionError::from)?);
         }
         let all = DFSchema::try_from(scanned.clone())?;
         for rule in &self.source.options.rules {
@@ -340,6 +390,7 @@ impl Builder<'_> {
                 LogicalPlan::Filter(filter) => {
                     pipeline.filter(physical(&filter.predicate, filter.input.schema(), self.state)?);
                 }
+                LogicalPlan::Window(node) => pipeline.rank(Arc::new(Ranks::new(node, self.state)?)),
                 LogicalPlan::Projection(projection) => {
                     let input = projection.input.schema();
                     let columns = projection.expr.iter().map(|expr| physical(expr, input, self.state));
@@ -375,20 +426,66 @@ impl Builder<'_> {
         Ok(Some(SinkKey { columns, schema: nullable(&schema) }))
     }
 
+    /// What is computed of groups, and what is shown of them.
+    fn grouped(&self, node: GroupNode<'_>) -> Result<(Aggregation, Preparation, Shown), SqlError> {
+        match (node, &self.shape.grouping) {
+            (GroupNode::Ranking(node), Some(Grouping { ranking: Some(ranked), .. })) => {
+                let limit = ranking::limit(self.shape, ranked.numbering)?;
+                let (aggregation, preparation, top) = Aggregation::ranked(node, limit, self.state)?;
+                Ok((aggregation, preparation, Shown::Rows(top, self.sink_key()?)))
+            }
+            (GroupNode::Aggregate(node), Some(Grouping { ranking: None, distinct, .. })) => {
+                let (aggregation, preparation) = Aggregation::new(node, self.state)?;
+                let shown = Shown::Groups { schema: Arc::clone(&aggregation.result), once: *distinct };
+                Ok((aggregation, preparation, shown))
+            }
+            _ => Err(SqlError::new("the optimised query groups otherwise than the one that was written")),
+        }
+    }
+
+    /// When groups leave the state: with their windows, or with their lives, which become a key column.
+    fn closing(
+        &self,
+        aggregation: Aggregation,
+        windowed: &mut Option<Windowed>,
+    ) -> (Aggregation, Option<ClosingWindows>) {
+        match (self.expiry, &windowed) {
+            (Expiry::AfterLastRow { ttl, .. }, _) => {
+                let column = aggregation.key_columns();
+                let window = TimeWindow::life(ttl);
+                *windowed = Some(Windowed { window: window.clone(), column, sliding: None });
+                (aggregation.with_key(LIFE, expiry::life_type()), Some(ClosingWindows { window, column }))
+            }
+            (Expiry::AtItsTime { group }, _) => {
+                let window = TimeWindow::instant(aggregation.keys.field(group).data_type());
+                (aggregation, Some(ClosingWindows { window, column: group }))
+            }
+            (Expiry::Never, Some(Windowed { window, column, .. })) => {
+                // Without a watermark no window ever closes, and complete mode needs all of them.
+                let closes =
+                    self.source.options.watermark.is_some() && !matches!(self.mode, OutputMode::Complete { .. });
+                let closing = closes.then(|| ClosingWindows { window: window.clone(), column: *column });
+                (aggregation, closing)
+            }
+            (Expiry::Never, None) => (aggregation, None),
+        }
+    }
+
     /// The window of the groups, if there is one. Where a row can be in several, its time is prepared too.
     fn window(
         &self,
-        node: &Aggregate,
+        node: GroupNode<'_>,
         aggregation: &Aggregation,
         preparation: &mut Preparation,
     ) -> Result<Option<Windowed>, SqlError> {
         let Some(Grouping { window: Some((column, window, _)), .. }) = &self.shape.grouping else { return Ok(None) };
-        let sliding = match (window.slides(), &node.group_expr[*column]) {
+        let input = node.input().schema();
+        let sliding = match (window.slides(), node.group(*column)) {
             (None, _) => None,
-            (Some(_), Expr::ScalarFunction(call)) if !call.args.is_empty() => {
-                let time = physical(&call.args[0], node.input.schema(), self.state)?;
+            (Some(_), Some(Expr::ScalarFunction(call))) if !call.args.is_empty() => {
+                let time = physical(&call.args[0], input, self.state)?;
                 let mut fields = preparation.schema.fields().to_vec();
-                let data_type = time.data_type(node.input.schema().as_arrow())?;
+                let data_type = time.data_type(input.as_arrow())?;
                 fields.push(Arc::new(Field::new("time", data_type, true)));
                 preparation.columns.push(time);
                 preparation.schema = Arc::new(Schema::new(fields));
@@ -396,18 +493,48 @@ impl Builder<'_> {
                 let time = preparation.columns.len() - 1;
                 Some(Sliding { window: window.clone(), column: *column, time, shared })
             }
-            (Some(_), other) => {
-                return Err(SqlError::new(format!("{other} is no window that slides: its time must be a column")));
+            (Some(_), _) => {
+                return Err(SqlError::new(
+                    "a window that slides is not the group that was written: its time must be a column",
+                ));
             }
         };
         Ok(Some(Windowed { window: window.clone(), column: *column, sliding }))
+    }
+
+    /// The groups by which rows find their shard, if not all of them.
+    fn routed(&self) -> Option<Vec<usize>> {
+        self.shape
+            .ranked_groups
+            .as_ref()
+            .zip(self.shape.grouping.as_ref())
+            .map(|(ranked, groups)| ranked.shared(groups))
+    }
+
+    /// What whoever runs the pipeline should know of it.
+    fn notices(&self) -> Vec<String> {
+        let all_in_one = self.routed().is_some_and(|groups| groups.is_empty());
+        let notice = "all groups of a window are ranked against each other, since PARTITION BY has none of the groups beside \
+            the window: one shard does all the work, and the others have nothing to do";
+        all_in_one.then(|| notice.to_owned()).into_iter().collect()
     }
 
     /// The event time of the source, if it has one.
     fn event_time(&self, input: &Schema) -> Result<Option<EventTime>, SqlError> {
         let Some(WatermarkText { column, delay, max_ahead, idle, close_after, .. }) = &self.source.options.watermark
         else {
-            return Ok(None);
+            if self.expiry == Expiry::Never {
+                return Ok(None);
+            }
+            let column = input.index_of(keeping::time_column(self.source)).map_err(DataFusionError::from)?;
+            return Ok(Some(EventTime {
+                column,
+                delay: 0,
+                max_ahead: i64::MAX,
+                late_rows: LateRows::default(),
+                idle: None,
+                close_after: None,
+            }));
         };
         let column = input.index_of(column).map_err(DataFusionError::from)?;
         let late_rows = self.source.options.late_rows;
@@ -451,6 +578,8 @@ impl Builder<'_> {
             route,
             event_time: self.event_time(input)?,
             window,
+            expiry: self.expiry,
+            routed: self.routed(),
             bad_records: self.source.options.bad_records,
             null_value: self.source.options.null_value,
         })
@@ -502,8 +631,7 @@ impl Query for Halves {
 
     fn retracts(&self) -> bool {
         match &self.second {
-            // In append mode nothing is written that is not final.
-            Second::Aggregate(plan) => plan.pipeline.has_filter() && plan.mode != OutputMode::Append,
+            Second::Aggregate(plan) => plan.retracts(),
             Second::PassThrough(_) => false,
         }
     }

@@ -9,13 +9,14 @@ use std::ops::ControlFlow;
 use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::Volatility;
 use datafusion::sql::sqlparser::ast::{
-    Expr, Function, FunctionArgumentClause, FunctionArguments, GroupByExpr, LimitClause, Query, Select, SetExpr,
-    Spanned, TableFactor, Value, ValueWithSpan, Visit, Visitor,
+    Distinct, Expr, Function, FunctionArgumentClause, FunctionArguments, GroupByExpr, LimitClause, Query, Select,
+    SetExpr, Spanned, TableFactor, Value, ValueWithSpan, Visit, Visitor, WindowType,
 };
 use datafusion::sql::sqlparser::tokenizer::Span;
 
 use super::error::{Place, SqlError, Text};
 use super::metadata::{normal, plain_name};
+use super::ranking;
 use super::windows;
 
 /// Aggregates whose result is the same in whatever order records come and however they are cut into batches.
@@ -103,12 +104,11 @@ impl Check<'_> {
             return self.refuse(function.name.span(), "", message);
         };
         let span = function.name.span();
-        if function.over.is_some() {
-            let message = format!(
-                "the window function {name}(...) OVER is not supported: its result over a stream \
-                would never be final; aggregate with GROUP BY instead"
-            );
-            return self.refuse(span, &name, message);
+        if let Some(over) = &function.over {
+            return match ranks(&name, over) {
+                Ok(()) => Verdict::Continue(()),
+                Err(message) => self.refuse(span, &name, message),
+            };
         }
         if WINDOWS.contains(&name.as_str()) {
             let message = format!(
@@ -298,9 +298,9 @@ impl Visitor for Check<'_> {
     }
 
     fn pre_visit_select(&mut self, select: &Select) -> Verdict {
-        if select.distinct.is_some() {
-            let message =
-                "SELECT DISTINCT is not supported yet: GROUP BY the columns instead, which gives the same rows";
+        if matches!(select.distinct, Some(Distinct::On(_))) {
+            let message = "DISTINCT ON is not supported: QUALIFY ROW_NUMBER() OVER (PARTITION BY ... ORDER BY ...) = 1 \
+                says which row of each key is meant";
             return self.refuse_word("DISTINCT", message);
         }
         match select.from.as_slice() {
@@ -332,9 +332,9 @@ impl Visitor for Check<'_> {
             let message = format!("GROUP BY ... {modifier} is not supported yet: write one query per grouping");
             return self.refuse_word("WITH", message);
         }
-        if select.qualify.is_some() || !select.named_window.is_empty() {
-            let word = if select.qualify.is_some() { "QUALIFY" } else { "WINDOW" };
-            return self.refuse_word(word, format!("{word} is not supported: there are no window functions"));
+        if !select.named_window.is_empty() {
+            let message = "WINDOW is not supported: write what it stands for into OVER (...)";
+            return self.refuse_word("WINDOW", message);
         }
         let plain = select.top.is_none()
             && select.into.is_none()
@@ -380,6 +380,30 @@ impl Visitor for Check<'_> {
             }
             _ => Verdict::Continue(()),
         }
+    }
+}
+
+/// Refuses a window function that is no ranking.
+fn ranks(name: &str, over: &WindowType) -> Result<(), String> {
+    if !ranking::FUNCTIONS.contains(&name) {
+        return Err(format!(
+            "the window function {name}(...) OVER is not supported: its result over a stream would never be final; \
+             aggregate with GROUP BY instead, or take the first rows of each key by ROW_NUMBER() OVER (...) <= n"
+        ));
+    }
+    let upper = name.to_uppercase();
+    match over {
+        WindowType::NamedWindow(window) => {
+            Err(format!("WINDOW is not supported: write what {window} stands for into OVER (...)"))
+        }
+        WindowType::WindowSpec(spec) if spec.window_name.is_some() || spec.window_frame.is_some() => {
+            Err(format!("{upper}() OVER takes PARTITION BY and ORDER BY alone"))
+        }
+        WindowType::WindowSpec(spec) if spec.order_by.is_empty() => Err(format!(
+            "{upper}() OVER (...) needs ORDER BY: records of several partitions have no order of their own, so which comes \
+             first would depend on timing"
+        )),
+        WindowType::WindowSpec(_) => Ok(()),
     }
 }
 

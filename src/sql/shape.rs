@@ -7,10 +7,12 @@
 use arrow::datatypes::DataType;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::common::{Column, TableReference};
-use datafusion::logical_expr::{Aggregate, Expr, LogicalPlan, Volatility, WriteOp};
+use datafusion::logical_expr::{Aggregate, Distinct, Expr, ExprSchemable, LogicalPlan, Volatility, WriteOp};
 
 use super::depth;
 use super::error::SqlError;
+use super::ranking::closed::{self, RankedGroups};
+use super::ranking::{self, Ranked};
 use super::windows::Window;
 
 /// A query without its names.
@@ -22,6 +24,8 @@ pub(super) struct Shape {
     pub(super) filters: Vec<Expr>,
     /// How rows are grouped; `None`: not at all.
     pub(super) grouping: Option<Grouping>,
+    /// How the groups of a window are ranked when it is closed.
+    pub(super) ranked_groups: Option<RankedGroups>,
     /// The conditions that groups must satisfy, over [`group`] and [`aggregate`] columns.
     pub(super) having: Vec<Expr>,
     /// What is written into each column: over the table's columns, or over [`group`] and [`aggregate`] columns.
@@ -36,10 +40,16 @@ pub(super) struct Grouping {
     pub(super) aggregates: Vec<Expr>,
     /// The group that is a window: its number, and the expression of its time.
     pub(super) window: Option<(usize, Window, Expr)>,
+    /// If the first rows of each group are taken instead of aggregates.
+    pub(super) ranking: Option<Ranked>,
+    /// SELECT DISTINCT: a group is written once, when it comes.
+    pub(super) distinct: bool,
 }
 
 const GROUP: &str = "group";
 const AGGREGATE: &str = "aggregate";
+const ROW: &str = "row";
+const RANK: &str = "rank";
 
 /// If an expression is one of the columns that stand for group expressions: which.
 pub(super) fn group(expr: &Expr) -> Option<usize> {
@@ -49,6 +59,16 @@ pub(super) fn group(expr: &Expr) -> Option<usize> {
 /// If an expression is one of the columns that stand for aggregates: which.
 pub(super) fn aggregate(expr: &Expr) -> Option<usize> {
     numbered(expr, AGGREGATE)
+}
+
+/// If an expression is one of the columns that stand for those of ranked rows: which.
+pub(super) fn row(expr: &Expr) -> Option<usize> {
+    numbered(expr, ROW)
+}
+
+/// Whether an expression is the column that stands for the rank of a row.
+pub(super) fn is_rank(expr: &Expr) -> bool {
+    numbered(expr, RANK).is_some()
 }
 
 fn numbered(expr: &Expr, kind: &str) -> Option<usize> {
@@ -86,11 +106,12 @@ impl Shape {
             LogicalPlan::SubqueryAlias(alias) => self.resolve(&alias.input),
             LogicalPlan::Projection(projection) => {
                 let below = self.resolve(&projection.input)?;
-                projection.expr.iter().map(|expr| inline(expr, &projection.input, &below)).collect()
+                let inlined = projection.expr.iter().map(|expr| inline(expr, &projection.input, &below));
+                inlined.map(|expr| self.regroup(expr?)).collect()
             }
             LogicalPlan::Filter(filter) => {
                 let below = self.resolve(&filter.input)?;
-                let condition = inline(&filter.predicate, &filter.input, &below)?;
+                let condition = self.regroup(inline(&filter.predicate, &filter.input, &below)?)?;
                 let conditions = datafusion::logical_expr::utils::split_conjunction_owned(condition);
                 match self.grouping {
                     None => self.filters.extend(conditions),
@@ -99,6 +120,8 @@ impl Shape {
                 Ok(below)
             }
             LogicalPlan::Aggregate(aggregate) => self.aggregate(aggregate),
+            LogicalPlan::Distinct(Distinct::All(input)) => self.distinct(input),
+            LogicalPlan::Window(window) => self.ranking(window),
             other => Err(SqlError::new(format!(
                 "{} is not supported yet: a query reads one table, filters, groups at most once and filters again",
                 node(other)
@@ -126,8 +149,102 @@ impl Shape {
             .chain((0..aggregates.len()).map(|number| stand_in(AGGREGATE, number)))
             .collect();
         let window = window(&groups, &group_types, &aggregates)?;
-        self.grouping = Some(Grouping { groups, group_types, aggregates, window });
+        let (ranking, distinct) = (None, false);
+        self.grouping = Some(Grouping { groups, group_types, aggregates, window, ranking, distinct });
         Ok(columns)
+    }
+
+    /// SELECT DISTINCT groups by all of its columns.
+    fn distinct(&mut self, input: &LogicalPlan) -> Result<Vec<Expr>, SqlError> {
+        let groups = self.resolve(input)?;
+        if self.grouping.is_some() {
+            return Err(SqlError::new(
+                "SELECT DISTINCT over GROUP BY or ROW_NUMBER() is not supported: their rows keep changing, so one that was \
+                 written would have to be taken back",
+            ));
+        }
+        let group_types: Vec<_> = input.schema().fields().iter().map(|field| field.data_type().clone()).collect();
+        let columns = (0..groups.len()).map(|number| stand_in(GROUP, number)).collect();
+        let (aggregates, window, ranking) = (Vec::new(), None, None);
+        self.grouping = Some(Grouping { groups, group_types, aggregates, window, ranking, distinct: true });
+        Ok(columns)
+    }
+
+    /// ROW_NUMBER() and its kin group by PARTITION BY, and keep rows of each group.
+    fn ranking(&mut self, node: &datafusion::logical_expr::Window) -> Result<Vec<Expr>, SqlError> {
+        let below = self.resolve(&node.input)?;
+        let (call, numbering) = ranking::call(node)?;
+        if self.grouping.as_ref().is_some_and(|grouping| grouping.ranking.is_some()) {
+            return Err(SqlError::new(ranking::SEVERAL));
+        }
+        if self.ranked_groups.is_some() {
+            return Err(SqlError::new(ranking::SEVERAL));
+        }
+        if self.grouping.is_some() {
+            return self.ranked_groups(node, below);
+        }
+        ranking::check(call, numbering, &node.input)?;
+        let groups: Vec<_> =
+            call.params.partition_by.iter().map(|expr| inline(expr, &node.input, &below)).collect::<Result<_, _>>()?;
+        let types = call.params.partition_by.iter().map(|expr| expr.get_type(node.input.schema()));
+        let group_types = types.collect::<Result<Vec<_>, _>>()?;
+        let order = call.params.order_by.iter().map(|sort| {
+            let mut sort = sort.clone();
+            sort.expr = inline(&sort.expr, &node.input, &below)?;
+            Ok(sort)
+        });
+        let order = order.collect::<Result<_, SqlError>>()?;
+        let mut columns: Vec<_> = below
+            .iter()
+            .enumerate()
+            .map(|(number, column)| match groups.iter().position(|group| group == column) {
+                Some(group) => stand_in(GROUP, group),
+                None => stand_in(ROW, number),
+            })
+            .collect();
+        let mut computed = Vec::new();
+        for (number, expr) in call.params.partition_by.iter().enumerate() {
+            if !matches!(expr, Expr::Column(_)) {
+                computed.push((number, inline(expr, &node.input, &columns)?));
+            }
+        }
+        columns.push(stand_in(RANK, 0));
+        let window = window(&groups, &group_types, &[])?;
+        let ranking = Some(Ranked { numbering, order, rows: below, computed });
+        let (aggregates, distinct) = (Vec::new(), false);
+        self.grouping = Some(Grouping { groups, group_types, aggregates, window, ranking, distinct });
+        Ok(columns)
+    }
+
+    /// The groups of closed windows may be ranked against each other.
+    fn ranked_groups(
+        &mut self,
+        node: &datafusion::logical_expr::Window,
+        mut below: Vec<Expr>,
+    ) -> Result<Vec<Expr>, SqlError> {
+        let (call, numbering) = ranking::call(node)?;
+        ranking::check(call, numbering, &node.input)?;
+        let inlined = |expr: &Expr| inline(expr, &node.input, &below);
+        let partition = call.params.partition_by.iter().map(inlined).collect::<Result<_, _>>()?;
+        let order = call.params.order_by.iter().map(|sort| {
+            let mut sort = sort.clone();
+            sort.expr = inlined(&sort.expr)?;
+            Ok(sort)
+        });
+        let order = order.collect::<Result<_, SqlError>>()?;
+        self.ranked_groups = Some(RankedGroups { numbering, partition, order });
+        below.push(stand_in(RANK, 0));
+        Ok(below)
+    }
+
+    /// Puts the group in the place of what is computed as it is from the columns of ranked rows.
+    fn regroup(&self, expr: Expr) -> Result<Expr, SqlError> {
+        let Some(Grouping { ranking: Some(Ranked { computed, .. }), .. }) = &self.grouping else { return Ok(expr) };
+        let regrouped = expr.transform_down(|expr| match computed.iter().find(|(_, group)| *group == expr) {
+            Some((number, _)) => Ok(Transformed::new(stand_in(GROUP, *number), true, TreeNodeRecursion::Jump)),
+            None => Ok(Transformed::no(expr)),
+        })?;
+        Ok(regrouped.data)
     }
 
     /// An expression in words: with what the columns stand for in their place.
@@ -149,8 +266,13 @@ impl Shape {
                 }
                 (Some(number), _) => grouping.groups.get(number),
                 (_, Some(number)) => grouping.aggregates.get(number),
-                _ => None,
+                _ => grouping.ranking.as_ref().and_then(|ranked| ranked.rows.get(row(&expr)?)),
             };
+            let ranking = grouping.ranking.as_ref().map(|ranked| ranked.numbering);
+            let numbering = ranking.or_else(|| Some(self.ranked_groups.as_ref()?.numbering));
+            if let Some(numbering) = numbering.filter(|_| is_rank(&expr)) {
+                return Ok(Transformed::yes(closed::shown(numbering)));
+            }
             Ok(match meant {
                 Some(meant) => Transformed::yes(meant.clone()),
                 None => Transformed::no(expr),
@@ -241,7 +363,11 @@ pub(super) fn refuse_unstable(expr: &Expr) -> Result<(), SqlError> {
                 "{name}() changes from run to run, so a record that is processed again after a crash would give another \
                  result; the record's own time is in the column _timestamp"
             )),
-            (Expr::WindowFunction(_), _) => Some("window functions are not supported: a stream has no last row".into()),
+            (Expr::WindowFunction(_), _) => Some(
+                "window functions are not supported here: ROW_NUMBER(), RANK() and DENSE_RANK() are as columns of a query \
+                 that is bounded from outside"
+                    .into(),
+            ),
             (Expr::Unnest(_), _) => {
                 Some("unnest(...) is not supported yet: one record makes at most one row so far".into())
             }

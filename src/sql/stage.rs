@@ -18,6 +18,7 @@ use strandline_actors::spans;
 use super::aggregation::Aggregation;
 use super::bisect::{Evaluated, evaluate};
 use super::decode::{Decoder, Decoding};
+use super::expiry::Expiry;
 use super::lanes::{Bad, Lanes, offsets};
 use super::metadata::Metadata;
 use super::notices::Notices;
@@ -77,8 +78,11 @@ pub(super) struct StagePlan {
     pub(super) pipeline: Pipeline,
     pub(super) route: Route,
     pub(super) event_time: Option<EventTime>,
-    /// The window of the groups.
+    /// The window of the groups, or their life.
     pub(super) window: Option<Windowed>,
+    pub(super) expiry: Expiry,
+    /// The groups by which rows find their shard, if not all of them.
+    pub(super) routed: Option<Vec<usize>>,
     pub(super) bad_records: BadRecords,
     pub(super) null_value: NullValue,
 }
@@ -198,6 +202,7 @@ impl SourceStage for BatchStage {
         let selected = plan.select(&rows, &decoded.good, &mut bad)?;
         lanes.filtered(selected.filtered.iter().map(|record| *record as usize));
         let followed = plan.follow(&input, &rows, &decoded.good, &bad)?;
+        let selected = plan.timed(selected, followed.as_ref(), &mut bad)?;
         let selected = plan.timely(selected, followed.as_ref(), &mut bad, |late| {
             tools.lateness.late(&input, offsets, late);
             if let Some(event_time) = &plan.event_time {
@@ -339,6 +344,35 @@ impl StagePlan {
         event_time.follow(rows, good, bad, kafka, records.num_rows(), input.watermark).map(Some).map_err(failed)
     }
 
+    /// Leaves out the rows of which it cannot be known how long they count, since they have no time; gives the others
+    /// the life of their group, if groups have one.
+    fn timed(
+        &self,
+        selected: Selected,
+        followed: Option<&Followed>,
+        bad: &mut Vec<Bad>,
+    ) -> Result<Selected, StageError> {
+        let (Some(followed), false) = (followed, self.expiry == Expiry::Never) else { return Ok(selected) };
+        let Selected { mut rows, mut records, filtered } = selected;
+        let keep: Vec<_> = records.iter().map(|record| self.expiry.time(followed, *record).is_some()).collect();
+        if keep.contains(&false) {
+            for (record, _) in records.iter().zip(&keep).filter(|(_, keep)| !**keep) {
+                bad.push(Bad {
+                    row: *record as usize,
+                    reason: "it cannot be known when its state may be forgotten, since its time is NULL".to_owned(),
+                    policy: self.bad_records,
+                });
+            }
+            let mut kept = keep.iter();
+            records.retain(|_| kept.next().is_some_and(|keep| *keep));
+            rows = filter_record_batch(&rows, &BooleanArray::from(keep)).map_err(failed)?;
+        }
+        if let Some(windowed) = &self.window {
+            rows = self.expiry.add_lives(&rows, &records, followed, windowed.column).map_err(failed)?;
+        }
+        Ok(Selected { rows, records, filtered })
+    }
+
     /// Leaves out the rows that have no window, which are bad, and those that are late.
     fn timely(
         &self,
@@ -364,6 +398,8 @@ impl StagePlan {
                     }
                 }
                 match followed {
+                    // A time that never goes back is never late.
+                    Some(_) if matches!(self.expiry, Expiry::AfterLastRow { by_arrival: true, .. }) => None,
                     // So a row that is on time never belongs to a session that is closed.
                     Some(followed) if windowed.window.is_session() => Some(followed.late_times(records)),
                     Some(followed) => {
@@ -393,6 +429,9 @@ impl StagePlan {
 
     /// The key columns by which a group finds its shard: all but its window, so that a row of several windows has one.
     fn routed(&self, aggregation: &Aggregation) -> Vec<usize> {
+        if let Some(routed) = &self.routed {
+            return routed.clone();
+        }
         let window = self.window.as_ref().map(|window| window.column);
         (0..aggregation.key_columns()).filter(|column| Some(*column) != window).collect()
     }

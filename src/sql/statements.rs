@@ -25,7 +25,7 @@ use futures::FutureExt;
 
 use super::error::{Place, SqlError, Text};
 use super::metadata::{Metadata, narrow_wildcards, plain_name};
-use super::options::{self, KafkaOptions, OutputMode, SinkOptions};
+use super::options::{self, KafkaOptions, SinkOptions, Told};
 use super::refusals;
 use super::windows;
 use crate::catalog::{ConsoleFormat, SinkKind, SinkTable};
@@ -50,16 +50,13 @@ pub(super) struct InsertInto {
     pub(super) place: Option<Place>,
 }
 
-/// An output mode as a table says it, and where.
-type Mode = Option<(OutputMode, Option<Place>)>;
-
 /// All statements of a pipeline.
 pub(super) struct Statements {
     pub(super) context: SessionContext,
     pub(super) sources: BTreeMap<String, SourceTable>,
     pub(super) sinks: BTreeMap<String, SinkTable>,
-    /// The output mode of each sink, if its table says one, and where.
-    pub(super) modes: BTreeMap<String, Mode>,
+    /// What the table of each sink says of its query.
+    pub(super) told: BTreeMap<String, Told>,
     pub(super) inserts: Vec<InsertInto>,
 }
 
@@ -74,7 +71,7 @@ pub(super) fn read(sql: &str, text: &Text) -> Result<Statements, SqlError> {
             context: context(),
             sources: BTreeMap::new(),
             sinks: BTreeMap::new(),
-            modes: BTreeMap::new(),
+            told: BTreeMap::new(),
             inserts: Vec::new(),
         },
     };
@@ -190,18 +187,18 @@ impl Reader<'_> {
         match location(&name, &planned, place.and(self.location_place(&planned, place)))? {
             Location::Kafka(topic) => self.source(name, topic, &planned, options::kafka(options)?, place),
             Location::Cassandra { keyspace, table } => {
-                let SinkOptions { create, null_key, mode, .. } = options::cassandra(options)?;
-                self.sink(name, SinkKind::Cassandra { keyspace, table, create, null_key }, mode, &planned, place)
+                let SinkOptions { create, null_key, told, .. } = options::cassandra(options)?;
+                self.sink(name, SinkKind::Cassandra { keyspace, table, create, null_key }, told, &planned, place)
             }
             Location::Console => {
                 let declared = if planned.file_type == "JSON" { ConsoleFormat::Json } else { ConsoleFormat::Table };
-                let SinkOptions { console_format, mode, .. } = options::console(options)?;
+                let SinkOptions { console_format, told, .. } = options::console(options)?;
                 let format = console_format.unwrap_or(declared);
-                self.sink(name, SinkKind::Console { format }, mode, &planned, place)
+                self.sink(name, SinkKind::Console { format }, told, &planned, place)
             }
             Location::Blackhole => {
-                let mode = options::blackhole(options)?.mode;
-                self.sink(name, SinkKind::Blackhole, mode, &planned, place)
+                let told = options::blackhole(options)?.told;
+                self.sink(name, SinkKind::Blackhole, told, &planned, place)
             }
         }
     }
@@ -245,7 +242,7 @@ impl Reader<'_> {
         &mut self,
         name: String,
         kind: SinkKind,
-        mode: Mode,
+        told: Told,
         table: &PlannedTable,
         place: Option<Place>,
     ) -> Result<(), SqlError> {
@@ -271,7 +268,7 @@ impl Reader<'_> {
         self.read
             .context
             .register_table(TableReference::bare(name.as_str()), Arc::new(EmptyTable::new(Arc::clone(&schema))))?;
-        self.read.modes.insert(name.clone(), mode);
+        self.read.told.insert(name.clone(), told);
         self.read.sinks.insert(name.clone(), SinkTable { name, kind, schema, primary_key });
         Ok(())
     }

@@ -5,6 +5,7 @@ mod aggregates;
 mod bad_records;
 mod changes;
 mod hostile;
+mod kept;
 mod nested;
 mod positions;
 mod projection;

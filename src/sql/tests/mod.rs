@@ -5,11 +5,15 @@
 mod aggregates;
 mod checkpoints;
 mod depth;
+mod distinct;
 mod documentation;
+mod expiry;
 mod fingerprints;
 mod harness;
 mod having;
 mod keys;
+mod ranked_windows;
+mod ranking;
 mod refusals;
 mod stages;
 mod windows;

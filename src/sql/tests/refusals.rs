@@ -47,8 +47,8 @@ refuses! {
     in_subquery: "SELECT item, amount FROM orders WHERE qty IN (SELECT id FROM other)" => 39, "subquery inside an expression";
     exists: "SELECT item, amount FROM orders WHERE EXISTS (SELECT id FROM other)" => 47, "subquery inside an expression";
     window_function: "SELECT item, sum(amount) OVER (PARTITION BY item) FROM orders" => 14, "window function sum(...) OVER", "GROUP BY";
-    row_number: "SELECT item, row_number() OVER () FROM orders" => 14, "window function row_number(...) OVER";
-    distinct: "SELECT DISTINCT item, amount FROM orders" => 8, "SELECT DISTINCT is not supported yet", "GROUP BY";
+    row_number: "SELECT item, row_number() OVER () FROM orders" => 14, "ROW_NUMBER() OVER (...) needs ORDER BY";
+    distinct_on: "SELECT DISTINCT ON (item) item, amount FROM orders" => 8, "DISTINCT ON is not supported", "QUALIFY ROW_NUMBER()";
     order_by: "SELECT item, amount FROM orders ORDER BY item" => 33, "ORDER BY is not supported";
     limit: "SELECT item, amount FROM orders LIMIT 5" => 33, "LIMIT is not supported";
     offset_clause: "SELECT item, amount FROM orders OFFSET 5" => 33, "OFFSET is not supported";
@@ -107,7 +107,7 @@ refuses! {
     recursive: "WITH RECURSIVE r AS (SELECT item, amount FROM orders) SELECT * FROM r" => 1, "WITH RECURSIVE is not supported";
     from_a_sink: "SELECT k, v FROM result" => 0, "result is a table to write to; only kafka:// tables can be read";
     syntax: "SELECT item, amount FROM orders WHERE qty > 1 2" => 47, "Expected: end of statement, found: 2";
-    qualify: "SELECT item, amount FROM orders QUALIFY row_number() OVER () = 1" => 33, "QUALIFY is not supported";
+    qualify: "SELECT item, amount FROM orders QUALIFY row_number() OVER () = 1" => 41, "ROW_NUMBER() OVER (...) needs ORDER BY";
     renaming_alias: "SELECT a, c FROM orders AS o (a, b, c, d, e)" => 28, "renames columns, which is not supported";
     lateral: "SELECT item, amount FROM orders, LATERAL (SELECT 1)" => 43, "several tables";
 }

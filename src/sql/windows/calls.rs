@@ -10,7 +10,8 @@ use std::ops::ControlFlow;
 use arrow::compute::kernels::cast_utils::parse_interval_month_day_nano;
 use datafusion::sql::sqlparser::ast::{
     AccessExpr, Expr, Function, FunctionArg, FunctionArgExpr, FunctionArgumentList, FunctionArguments, GroupByExpr,
-    Ident, ObjectName, Query, Select, SelectItem, Spanned, UnaryOperator, Value, VisitMut, VisitorMut,
+    Ident, ObjectName, Query, Select, SelectItem, Spanned, UnaryOperator, Value, Visit, VisitMut, Visitor, VisitorMut,
+    WindowType,
 };
 
 use super::calendar::Calendar;
@@ -84,9 +85,11 @@ impl Rewrite<'_> {
     }
 
     fn select(&self, select: &mut Select) -> Result<(), SqlError> {
+        let mut partitions = partitions(select);
         let GroupByExpr::Expressions(groups, _) = &mut select.group_by else { return Ok(()) };
         let mut grouped: Option<Grouped> = None;
-        for group in groups {
+        // Those of PARTITION BY of a ranking are replaced below, with all that means the same.
+        for group in groups.iter_mut().chain(&mut partitions) {
             let Some((name, function)) = call_of(group) else { continue };
             if grouped.is_some() {
                 let message = "there are two windows in GROUP BY: a row would be counted once for each pair of them";
@@ -120,8 +123,8 @@ impl Rewrite<'_> {
                 grouped.replace(expr);
             }
         }
-        if let Some(having) = &mut select.having {
-            grouped.replace(having);
+        for condition in [&mut select.having, &mut select.qualify].into_iter().flatten() {
+            grouped.replace(condition);
         }
         Ok(())
     }
@@ -240,6 +243,16 @@ impl Grouped {
         impl VisitorMut for Replace<'_> {
             type Break = ();
 
+            fn pre_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<()> {
+                if let Expr::Function(Function { over: Some(WindowType::WindowSpec(spec)), .. }) = expr {
+                    let whole = |expr: &Expr| self.0.meaning(expr).is_some_and(|(name, _)| name == self.0.name);
+                    for partition in spec.partition_by.iter_mut().filter(|expr| whole(expr)) {
+                        *partition = self.0.group.clone();
+                    }
+                }
+                ControlFlow::Continue(())
+            }
+
             fn post_visit_expr(&mut self, expr: &mut Expr) -> ControlFlow<()> {
                 if let Some((_, meaning)) = self.0.meaning(expr) {
                     *expr = meaning;
@@ -249,6 +262,33 @@ impl Grouped {
         }
         let _ = VisitMut::visit(expr, &mut Replace(self));
     }
+}
+
+/// The calls in PARTITION BY of window functions, each once.
+fn partitions(select: &Select) -> Vec<Expr> {
+    struct Partitions(Vec<Expr>);
+    impl Visitor for Partitions {
+        type Break = ();
+
+        fn pre_visit_expr(&mut self, expr: &Expr) -> ControlFlow<()> {
+            if let Expr::Function(Function { over: Some(WindowType::WindowSpec(spec)), .. }) = expr {
+                for call in spec.partition_by.iter().filter(|expr| call_of(expr).is_some()) {
+                    if !self.0.contains(call) {
+                        self.0.push(call.clone());
+                    }
+                }
+            }
+            ControlFlow::Continue(())
+        }
+    }
+    let mut found = Partitions(Vec::new());
+    for item in &select.projection {
+        if let SelectItem::UnnamedExpr(expr) | SelectItem::ExprWithAlias { expr, .. } = item {
+            let _ = Visit::visit(expr, &mut found);
+        }
+    }
+    let _ = Visit::visit(&select.qualify, &mut found);
+    found.0
 }
 
 fn call_of(expr: &Expr) -> Option<(String, &Function)> {

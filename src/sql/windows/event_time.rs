@@ -146,6 +146,11 @@ impl Followed {
         self.before[record as usize]
     }
 
+    /// The time of a record; `i64::MIN`: none.
+    pub(in crate::sql) fn time(&self, record: u32) -> i64 {
+        self.times[record as usize]
+    }
+
     /// Which rows are late because their time is. `records` says which record each row was.
     pub(in crate::sql) fn late_times(&self, records: &[u32]) -> Vec<bool> {
         records

@@ -12,6 +12,7 @@ pub(super) mod event_time;
 mod functions;
 pub(super) mod sessions;
 pub(super) mod sliding;
+mod spans;
 
 use arrow::array::{ArrayRef, Int64Array};
 use arrow::datatypes::{DataType, TimeUnit};

@@ -132,6 +132,10 @@ pub(in crate::sql) struct Met {
     pub(in crate::sql) numbers: Vec<usize>,
     /// Sessions that went into those: which, a partial session of its key, and its bounds before.
     pub(in crate::sql) before: Vec<(usize, usize, (i64, i64))>,
+    /// Whether each session that changed is the latest of its key.
+    pub(in crate::sql) latest: Vec<bool>,
+    /// Whether each of those that went into others was the latest of its key.
+    pub(in crate::sql) was_latest: Vec<bool>,
 }
 
 impl Sessions {
@@ -158,7 +162,13 @@ impl Sessions {
     pub(in crate::sql) fn meet(&mut self, columns: &[ArrayRef]) -> Result<Met, DataFusionError> {
         let bounds = Bounds::of(&columns[self.keys.column])?;
         let rows = bounds.starts.len();
-        let mut met = Met { changed: Vec::new(), numbers: vec![0; rows], before: Vec::new() };
+        let mut met = Met {
+            changed: Vec::new(),
+            numbers: vec![0; rows],
+            before: Vec::new(),
+            latest: Vec::new(),
+            was_latest: Vec::new(),
+        };
         for (key, of_key) in self.keys.sorted(columns, &bounds)? {
             let open = self.open.entry(key).or_default();
             // All intervals by their starts: a partial session is `Some` of its row.
@@ -171,6 +181,7 @@ impl Sessions {
                 if let Some(row) = row {
                     let place = *places[*number].get_or_insert_with(|| {
                         met.changed.push((*row, merged[*number]));
+                        met.latest.push(*number + 1 == merged.len());
                         met.changed.len() - 1
                     });
                     met.numbers[*row] = place;
@@ -181,6 +192,7 @@ impl Sessions {
                     && let Some(place) = places[*number]
                 {
                     met.before.push((place, met.changed[place].0, *session));
+                    met.was_latest.push(open.last() == Some(session));
                 }
             }
             *open = merged;

@@ -1,0 +1,81 @@
+//! How long the state of a group is kept, as the source stage sees it.
+//!
+//! A group that is forgotten some time after its last row lives as a session of its rows: the stage gives each row the
+//! interval from its time to the end of that span, and the operator merges the intervals of a group. Which rows belong to
+//! one life is therefore a property of the times alone, not of when the state was removed.
+
+use std::sync::Arc;
+
+use arrow::array::{ArrayRef, Int64Array, RecordBatch, StructArray};
+use arrow::compute::cast;
+use arrow::datatypes::{DataType, Field, Fields, Schema, TimeUnit};
+use datafusion::error::DataFusionError;
+
+use super::pipeline::batch_of;
+use super::windows::event_time::Followed;
+
+/// The key column that holds the life of a group.
+pub(super) const LIFE: &str = "life";
+
+/// How long the state of a group is kept.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) enum Expiry {
+    /// For ever, or until its window is closed.
+    #[default]
+    Never,
+    /// Until the watermark has passed the event time that one of its columns holds.
+    AtItsTime {
+        /// The group expression that is the event time.
+        group: usize,
+    },
+    /// So many nanoseconds after its last row.
+    AfterLastRow {
+        ttl: i64,
+        /// The time is Kafka's and never goes back within a partition, so no row is late.
+        by_arrival: bool,
+    },
+}
+
+impl Expiry {
+    /// The time of a record, if it has one.
+    pub(super) fn time(&self, followed: &Followed, record: u32) -> Option<i64> {
+        let time = match self {
+            Self::AfterLastRow { by_arrival: true, .. } => followed.time(record).max(followed.before(record)),
+            _ => followed.time(record),
+        };
+        (time > i64::MIN).then_some(time)
+    }
+
+    /// Puts the life that each row gives to its group behind the key columns. Every row has a time.
+    pub(super) fn add_lives(
+        &self,
+        rows: &RecordBatch,
+        records: &[u32],
+        followed: &Followed,
+        column: usize,
+    ) -> Result<RecordBatch, DataFusionError> {
+        let Self::AfterLastRow { ttl, .. } = self else { return Ok(rows.clone()) };
+        let times = records.iter().map(|record| self.time(followed, *record).unwrap_or(i64::MIN));
+        let (starts, ends): (Vec<_>, Vec<_>) = times.map(|time| (time, time.saturating_add(*ttl))).unzip();
+        let bound = |ticks: Vec<i64>| cast(&(Arc::new(Int64Array::from(ticks)) as ArrayRef), &instant());
+        let lives = StructArray::try_new(bounds(), vec![bound(starts)?, bound(ends)?], None)?;
+        let mut columns = rows.columns().to_vec();
+        columns.insert(column, Arc::new(lives));
+        let mut fields = rows.schema().fields().to_vec();
+        fields.insert(column, Arc::new(Field::new(LIFE, life_type(), true)));
+        batch_of(&Arc::new(Schema::new(fields)), columns, rows.num_rows())
+    }
+}
+
+fn instant() -> DataType {
+    DataType::Timestamp(TimeUnit::Nanosecond, None)
+}
+
+fn bounds() -> Fields {
+    Fields::from(["start", "end"].map(|name| Field::new(name, instant(), true)).to_vec())
+}
+
+/// The type of the key column that holds the life of a group.
+pub(super) fn life_type() -> DataType {
+    DataType::Struct(bounds())
+}

@@ -1,0 +1,78 @@
+//! For how long the state of a query is kept: which `state.ttl` it can have, and what bounds it otherwise.
+
+use datafusion::logical_expr::Expr;
+
+use super::error::{Place, SqlError};
+use super::expiry::Expiry;
+use super::metadata::Metadata;
+use super::options::OutputMode;
+use super::ranking;
+use super::shape::{Grouping, Shape};
+use super::statements::SourceTable;
+use crate::catalog::SinkTable;
+
+/// Decides when groups leave the state; refuses a `state.ttl` that the query cannot have.
+pub(super) fn expiry(
+    shape: &Shape,
+    source: &SourceTable,
+    sink: &SinkTable,
+    mode: OutputMode,
+    ttl: Option<(i64, Option<Place>)>,
+) -> Result<Expiry, SqlError> {
+    let watermark = source.options.watermark.as_ref();
+    let by_time = shape.grouping.as_ref().filter(|grouping| grouping.distinct).and_then(|grouping| {
+        let watermark = watermark?;
+        let is_time = |group: &Expr| matches!(group, Expr::Column(column) if column.name == watermark.column);
+        grouping.groups.iter().position(is_time)
+    });
+    let Some((ttl, place)) = ttl else {
+        return Ok(by_time.map_or(Expiry::Never, |group| Expiry::AtItsTime { group }));
+    };
+    let refuse = |reason: String| -> Result<Expiry, SqlError> {
+        Err(SqlError::at(format!("table {}: 'state.ttl' cannot be: {reason}", sink.name), place))
+    };
+    let Some(Grouping { window, ranking, .. }) = &shape.grouping else {
+        return refuse("this query keeps no state; leave it out".into());
+    };
+    if let Some((_, window, _)) = window {
+        return refuse(format!(
+            "a {} is removed when the watermark has passed its end; set 'watermark.column' on {} and leave it out",
+            window.name(),
+            source.name
+        ));
+    }
+    if by_time.is_some() {
+        return refuse(
+            "the event time is among the columns of SELECT DISTINCT, so the watermark bounds the state; leave it out"
+                .into(),
+        );
+    }
+    match mode {
+        OutputMode::Update => {}
+        OutputMode::Append => {
+            return refuse(
+                "in 'append' mode a row that was written is final, but a group that was forgotten may begin anew; take \
+                 'output.mode' 'update'"
+                    .into(),
+            );
+        }
+        OutputMode::Complete { .. } => {
+            return refuse(
+                "'complete' writes the whole result, and groups that were forgotten would be missing from it; take \
+                 'output.mode' 'update'"
+                    .into(),
+            );
+        }
+    }
+    if let Some(ranked) = ranking
+        && let Some(reason) = ranking::no_ttl(ranked, shape, sink)
+    {
+        return refuse(reason);
+    }
+    Ok(Expiry::AfterLastRow { ttl, by_arrival: watermark.is_none() })
+}
+
+/// The column whose time says how old a row is.
+pub(super) fn time_column(source: &SourceTable) -> &str {
+    source.options.watermark.as_ref().map_or(Metadata::Timestamp.name(), |watermark| watermark.column.as_str())
+}
