@@ -333,6 +333,7 @@ mod tests {
             let old = Heartbeat { released, ..heartbeat(4, instance, 7) };
             assert_eq!(looks.0.look(looks.1, looks.1, Some(&old)), Turn::Wait);
         }
+        looks.0.overtaken(Generation(5));
         for look in 8..16 {
             assert_eq!(looks.look(look * 250, look * 250, 7), Turn::Wait, "{look}");
         }

@@ -220,7 +220,7 @@ impl Aggregation {
     /// row is a list of its own, and DataFusion 55.2 cannot do it for `percentile_cont`.
     pub(super) fn single_rows(&self) -> bool {
         let plain = |call: &Call| {
-            let function = &call.function;
+            let Function::Aggregate(function) = &call.function else { return false };
             let known = matches!(function.fun().name(), "count" | "sum" | "avg" | "min" | "max");
             known && !function.is_distinct() && function.groups_accumulator_supported()
         };

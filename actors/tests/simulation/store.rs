@@ -48,7 +48,7 @@ impl Contents {
         if let Some(current) = current
             && !next.content.vector.continues(&current.content.vector)
         {
-            if current.kept.first().is_some_and(|kept| kept.vector == next.content.vector) {
+            if current.kept.iter().any(|kept| kept.vector == next.content.vector) {
                 self.fell_back.insert(next.shard);
             } else {
                 self.broken.push(format!("the vector of shard {} went back at epoch {}", next.shard, next.epoch));
