@@ -19,7 +19,7 @@ fn encoded(rows: &RecordBatch, columns: &[usize]) -> Result<Rows, ArrowError> {
 
 /// The rows that count, by what tells them apart. Without a primary key equal rows are told apart by how many there were
 /// before, with one the first of them counts.
-fn told_apart<'a>(keys: &'a Rows, has_key: bool) -> HashMap<(&'a [u8], usize), usize> {
+fn told_apart(keys: &Rows, has_key: bool) -> HashMap<(&[u8], usize), usize> {
     let mut seen: HashMap<&[u8], usize> = HashMap::new();
     let mut rows = HashMap::new();
     for row in 0..keys.num_rows() {
