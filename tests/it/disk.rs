@@ -4,7 +4,6 @@
 //! A disk is made full in two ways: by a limit on the size of files, which everybody may set for himself, and by a small
 //! file system of its own, where the user may mount one.
 
-use std::path::PathBuf;
 use std::process::Command;
 
 use strandline_actors::ports::KafkaOffset;
@@ -100,53 +99,5 @@ async fn a_local_store_that_may_not_grow_is_waited_for_and_loses_nothing() {
     let service = start(&stand, &place, &["prlimit", &full]);
     until_full(&service).await;
     limit(service.process(), "unlimited");
-    finish(&stand, &place, shop, service).await;
-}
-
-/// A small file system that goes away at the end.
-struct SmallDisk(PathBuf);
-
-impl SmallDisk {
-    /// None where the user may not mount anything.
-    fn mount(folder: &std::path::Path, size: &str) -> Option<Self> {
-        std::fs::create_dir_all(folder).unwrap();
-        let options = format!("size={size}");
-        let mounted = Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(folder).output();
-        mounted.is_ok_and(|mounted| mounted.status.success()).then(|| Self(folder.to_owned()))
-    }
-
-    fn resize(&self, size: &str) {
-        let options = format!("remount,size={size}");
-        assert!(Command::new("mount").args(["-o", &options]).arg(&self.0).status().unwrap().success());
-    }
-}
-
-impl Drop for SmallDisk {
-    fn drop(&mut self) {
-        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn a_local_store_on_a_disk_that_is_full_is_waited_for_and_loses_nothing() {
-    let place = LocalPlace::new();
-    let Some(disk) = SmallDisk::mount(&place.0, "6m") else {
-        eprintln!("this user may not mount a file system: the limit on file sizes has to do");
-        return;
-    };
-    let stand = Stand::new(PARTITIONS).await;
-    let shop = Shop::open(&stand.topic, 3_000, 500);
-    let service = start(&stand, &place, &[]);
-    until_full(&service).await;
-    disk.resize("64m");
-    service.until_each_shard_has_committed(3).await;
-    // There is room for what the file has now, and not for much more.
-    let used = std::fs::metadata(place.0.join(format!("{}.redb", stand.pipeline))).unwrap().len();
-    disk.resize(&format!("{}k", used / 1024 + 128));
-    until_full(&service).await;
-    service.kill();
-    let service = start(&stand, &place, &[]);
-    until_full(&service).await;
-    disk.resize("256m");
     finish(&stand, &place, shop, service).await;
 }
