@@ -112,7 +112,6 @@ async fn secrets_are_nowhere_to_be_seen() {
         (&["check", "--connect"][..], ("CASSANDRA__NODES", "127.0.0.1:1")),
         (&["check", "--connect"][..], ("KAFKA__PROPERTIES__SECURITY_PROTOCOL", "SASL_PLAINTEXT")),
         (&["check"][..], ("KAFKA__PROPERTIES__SASL_PASSWORT", "geheim")),
-        (&["check"][..], ("KAFKA__PROPERTIES__SASL_MECHANISM", "NOTHING")),
         (&["check"][..], ("CASSANDRA__PASSWORT", "geheim")),
     ] {
         let said = all_of(arguments, &[more]);
@@ -133,6 +132,6 @@ async fn secrets_are_nowhere_to_be_seen() {
     let wrong = [("KAFKA__PROPERTIES__SECURITY_PROTOCOL", "SASL_PLAINTEXT"), ("CASSANDRA__NODES", "127.0.0.1:1")];
     let settings: Vec<(&str, &str)> = SECRETS.iter().chain(&wrong).copied().collect();
     let (code, said) = counting.start_with(&settings).end().await;
-    assert_eq!(code, Some(1), "{said}");
+    assert!(matches!(code, Some(1 | 2)), "{code:?} {said}");
     clean("a start that fails", &said);
 }
