@@ -166,7 +166,11 @@ async fn stopped(mut service: Service) -> String {
 
 /// The trace of the producer that made a record.
 fn of_producer(number: u64) -> (String, String) {
-    (format!("{:032x}", 0xabc0_0000_u128 + u128::from(number)), format!("{:016x}", 0xdef0 + number))
+    // With all of its digits: Jaeger leaves out leading zeros.
+    (
+        format!("5eed0000{:024x}", 0xabc0_0000_u128 + u128::from(number)),
+        format!("{:016x}", 0x5eed_0000_0000_def0 + number),
+    )
 }
 
 /// Sends orders to partition 0, the first of them out of traces of their own.
