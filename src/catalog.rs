@@ -82,6 +82,19 @@ pub enum SinkKind {
     Blackhole,
 }
 
+impl SinkKind {
+    /// Whether both name one table, whatever else they say of it.
+    pub fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (
+                Self::Cassandra { keyspace, table, .. },
+                Self::Cassandra { keyspace: other_keyspace, table: other_table, .. },
+            ) => keyspace == other_keyspace && table == other_table,
+            _ => false,
+        }
+    }
+}
+
 /// A table that the pipeline writes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SinkTable {

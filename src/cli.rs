@@ -26,6 +26,7 @@ use crate::cassandra::CassandraError;
 use crate::demo::{self, DemoArguments};
 use crate::http::HttpError;
 use crate::kafka::KafkaError;
+use crate::nexmark::{self, NexmarkArguments};
 use crate::service::ServiceError;
 use crate::settings::{self, Loaded, SettingsError, files, load};
 use crate::sinks::SinkOpenError;
@@ -85,7 +86,7 @@ enum Command {
         #[command(subcommand)]
         ask: checkpoints::Ask,
     },
-    /// Tells the running service to read the pipeline or a partition no more. A process that starts anew reads it again.
+    /// Tells the running service to read the pipeline or a partition no more, until it is resumed, across restarts.
     Pause {
         #[command(flatten)]
         scope: pause::Scope,
@@ -102,6 +103,8 @@ enum Command {
     },
     /// Shows it all in one process, with an embedded Kafka and an embedded store, while its actors are killed.
     Demo(DemoArguments),
+    /// Fills the topics of the Nexmark benchmark, over which the queries in config/nexmark run.
+    Nexmark(NexmarkArguments),
     /// Lists all settings.
     Settings {
         /// As a TOML file with the defaults.
@@ -243,6 +246,7 @@ pub fn main() -> ExitCode {
         Command::Pause { scope } => given().and_then(|given| pause::pause(&given, &scope)),
         Command::Resume { resumed } => given().and_then(|given| pause::resume(&given, &resumed)),
         Command::DeadLetters { ask } => given().and_then(|given| letters::dead_letters(&given, &ask)),
+        Command::Nexmark(arguments) => given().and_then(|given| nexmark::nexmark(&given, &arguments)),
         Command::Demo(arguments) => given().and_then(|given| demo::demo(&given, &arguments)),
         Command::Settings { toml } => {
             print(&if toml { settings::toml() } else { settings::markdown() });

@@ -18,11 +18,12 @@ use strandline_actors::run::{Handle, Outcome};
 use uuid::Uuid;
 
 use crate::cli::{Failure, Signals, connections, print};
-use crate::http::{Begun, Demo, Server, Shown};
+use crate::http::{Begun, Demo, Planned, Server, Shown};
 use crate::kafka::EmbeddedKafka;
 use crate::service::{Prepared, ServiceError, run_to_end};
 use crate::settings::{KafkaSettings, Loaded, LogSettings, PipelineSettings, Settings, StoreKind, StoreSettings};
 use crate::sql::plan;
+use crate::stores::existing;
 use crate::telemetry::{Collector, Telemetry};
 
 use counted::Counted;
@@ -163,7 +164,8 @@ fn stage(given: &Loaded, arguments: &DemoArguments, telemetry: &Telemetry) -> Re
         pipeline: OnceLock::new(),
         line: Mutex::default(),
     });
-    let shown = Shown::new("demo", settings.supervision.stall, telemetry.counters().clone());
+    let planned = Planned::new(SQL, &plan, existing::place(&settings));
+    let shown = Shown::new("demo", settings.supervision.stall, telemetry, planned);
     let shown = Arc::new(shown.with_demo(Arc::clone(&scene) as _));
     let server = Server::start(&settings.http, Arc::clone(&shown))?;
     introduce(server.as_ref(), arguments);
@@ -173,6 +175,7 @@ fn stage(given: &Loaded, arguments: &DemoArguments, telemetry: &Telemetry) -> Re
     let guard = io.enter();
     let signals = Signals::listen()?;
     drop(guard);
+    let source = prepared.source();
     let pipeline = prepared.pipeline(&settings, &plan, Arc::clone(&counted) as _);
     let (shards, store) = (pipeline.shards, Arc::clone(&pipeline.store));
     let shop = Shop::open(Arc::clone(&books), kafka.bootstrap_servers(), arguments.rate).map_err(Failure::failed)?;
@@ -183,8 +186,9 @@ fn stage(given: &Loaded, arguments: &DemoArguments, telemetry: &Telemetry) -> Re
         let begun = Begun {
             running: Box::new(handle.clone()),
             shards,
-            description: plan.description.clone(),
-            sink: Box::new(|| None),
+            sources: Box::new(move || source.reach()),
+            inserts: plan.counters(),
+            sinks: Box::new(Vec::new),
         };
         shown.begin(begun);
         let director =

@@ -4,9 +4,12 @@
 //! and no reader, however slow, holds up an actor.
 
 pub(crate) mod client;
+mod connectors;
 mod guard;
 mod health;
+mod history;
 mod metrics;
+mod planned;
 mod routes;
 
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
@@ -20,12 +23,16 @@ use strandline_actors::pause::{Scope, Wished};
 use strandline_actors::run::Handle;
 use tokio::sync::oneshot;
 
+use crate::kafka::Reach;
 use crate::settings::HttpSettings;
-use crate::sinks::SinkCounts;
+use crate::sinks::Written;
+use crate::sql::RowCounters;
 use crate::telemetry;
 
 use guard::Guard;
 pub(crate) use health::waiting_for;
+use history::History;
+pub use planned::Planned;
 
 /// Why nothing can be shown.
 #[derive(Debug, thiserror::Error)]
@@ -101,10 +108,12 @@ pub struct Begun {
     pub running: Box<dyn Running>,
     /// The number of its shards.
     pub shards: u32,
-    /// What it does, in words.
-    pub description: String,
-    /// What its sink has done so far, if it counts.
-    pub sink: Box<dyn Fn() -> Option<SinkCounts> + Send + Sync>,
+    /// How Kafka answers, for each source.
+    pub sources: Box<dyn Fn() -> Vec<Reach> + Send + Sync>,
+    /// The table that each INSERT writes, and what became of its rows.
+    pub inserts: Vec<(String, Arc<RowCounters>)>,
+    /// What its sinks have done so far, and how they take what they are sent, if that is known.
+    pub sinks: Box<dyn Fn() -> Vec<Written> + Send + Sync>,
 }
 
 /// What a demo adds: its own part of the status, and the right to kill actors.
@@ -121,14 +130,25 @@ pub struct Shown {
     stall: Duration,
     since: Instant,
     spans: telemetry::Counters,
+    pushes: telemetry::Pushes,
+    planned: Planned,
+    history: History,
     begun: OnceLock<Begun>,
     demo: Option<Arc<dyn Demo>>,
 }
 
 impl Shown {
     /// A pipeline that has not begun yet. `stall` is how long it may stand still with work before it.
-    pub fn new(pipeline: &str, stall: Duration, spans: telemetry::Counters) -> Self {
-        Self { pipeline: pipeline.into(), stall, since: Instant::now(), spans, begun: OnceLock::new(), demo: None }
+    pub fn new(pipeline: &str, stall: Duration, telemetry: &telemetry::Telemetry, planned: Planned) -> Self {
+        let (pipeline, since) = (pipeline.into(), Instant::now());
+        let (spans, pushes) = (telemetry.counters().clone(), telemetry.pushes().clone());
+        let (history, begun) = Default::default();
+        Self { pipeline, stall, since, spans, pushes, planned, history, begun, demo: None }
+    }
+
+    /// All metrics as they are now.
+    pub fn measure(&self) -> Vec<telemetry::Family> {
+        self.measured().families()
     }
 
     /// The same with a demo.
@@ -175,6 +195,7 @@ impl Server {
                     Ok(listener) => listener,
                     Err(error) => return tracing::error!("the status page cannot be served: {error}"),
                 };
+                tokio::spawn(history::watch(Arc::clone(&shown)));
                 let serving = axum::serve(listener, routes::router(shown, guard));
                 tokio::select! {
                     result = async { serving.await } => {

@@ -11,6 +11,7 @@ pub mod demo;
 pub mod formats;
 pub mod http;
 pub mod kafka;
+pub mod nexmark;
 pub mod service;
 pub mod settings;
 pub mod sinks;

@@ -14,7 +14,7 @@ use strandline_actors::supervisor::Placement;
 
 use crate::kafka::{KafkaError, KafkaSource};
 use crate::settings::Settings;
-use crate::sinks::{SinkOpenError, TableSink};
+use crate::sinks::{SinkOpenError, Sinks};
 use crate::sql::{Plan, SqlError, plan};
 use crate::stores::OpenError;
 
@@ -97,16 +97,6 @@ pub enum ServiceError {
         /// What differs, line by line.
         difference: String,
     },
-    /// The plan does not go with the number of shards.
-    #[error(
-        "STRANDLINE_PIPELINE__SHARDS is {asked}, but this pipeline runs in one shard: {why}; leave it out or set it to 1"
-    )]
-    OneShard {
-        /// The number that was asked for.
-        asked: u32,
-        /// Why it must be one.
-        why: &'static str,
-    },
     /// The stored state is cut into another number of shards.
     #[error(
         "pipeline {name} was first started with {stored} shards, and now {asked} are asked for: the number is fixed for a \
@@ -148,8 +138,10 @@ pub struct Opened {
     pub plan: Plan,
     /// What runs.
     pub pipeline: Arc<Pipeline>,
-    /// The sink, for its counters.
-    pub sink: Arc<TableSink>,
+    /// The sinks, for their counters.
+    pub sinks: Arc<Sinks>,
+    /// The source, for how Kafka answers.
+    pub source: Arc<KafkaSource>,
 }
 
 /// What a pipeline reads from and where it keeps what it knows, before there is a sink.
@@ -186,12 +178,17 @@ impl Prepared {
         Ok(Self { source, store, shards, begun })
     }
 
-    /// Opens the sink. A table is made only before anything was read.
-    async fn sink(&self, settings: &Settings, plan: &Plan) -> Result<Arc<TableSink>, ServiceError> {
+    /// The source.
+    pub fn source(&self) -> Arc<KafkaSource> {
+        Arc::clone(&self.source)
+    }
+
+    /// Opens the sinks. A table is made only before anything was read.
+    async fn sinks(&self, settings: &Settings, plan: &Plan) -> Result<Arc<Sinks>, ServiceError> {
         if !self.begun {
-            return Ok(crate::sinks::open(settings, &plan.sink).await?);
+            return Ok(Sinks::open(settings, &plan.sinks()).await?);
         }
-        crate::sinks::reopen(settings, &plan.sink).await.map_err(|error| match error {
+        Sinks::reopen(settings, &plan.sinks()).await.map_err(|error| match error {
             SinkOpenError::NoTable { table, ddl, .. } => {
                 ServiceError::TableGone { name: settings.pipeline.name.clone(), table, ddl }
             }
@@ -221,24 +218,16 @@ pub async fn open(settings: &Settings) -> Result<Opened, ServiceError> {
     let plan = planned(settings)?;
     plan.notices.iter().for_each(|notice| tracing::warn!("{notice}"));
     let prepared = Prepared::new(settings, &plan).await?;
-    let sink = prepared.sink(settings, &plan).await?;
-    let pipeline = prepared.pipeline(settings, &plan, Arc::clone(&sink) as _);
-    Ok(Opened { plan, pipeline, sink })
-}
-
-/// The number of shards at the first start.
-pub fn shards(settings: &Settings, plan: &Plan) -> Result<u32, ServiceError> {
-    match (plan.one_shard, settings.pipeline.shards) {
-        (None, _) => Ok(settings.shards()),
-        (Some(_), None | Some(1)) => Ok(1),
-        (Some(why), Some(asked)) => Err(ServiceError::OneShard { asked, why }),
-    }
+    let sinks = prepared.sinks(settings, &plan).await?;
+    let source = prepared.source();
+    let pipeline = prepared.pipeline(settings, &plan, Arc::clone(&sinks) as _);
+    Ok(Opened { plan, pipeline, sinks, source })
 }
 
 /// Stores what is fixed for the pipeline's life, or compares it with what is stored. Answers the number of shards.
 async fn define(settings: &Settings, plan: &Plan, store: &dyn StateStore) -> Result<u32, ServiceError> {
     let asked = PipelineRow {
-        shards: shards(settings, plan)?,
+        shards: settings.shards(),
         fingerprint: plan.fingerprint.clone(),
         plan: plan.description.clone(),
     };

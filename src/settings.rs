@@ -24,6 +24,7 @@ use uuid::Uuid;
 pub use list::{SETTINGS, STANDARD_VARIABLES, Setting};
 pub use load::{Loaded, SettingsError, files, load};
 pub use secret::Secret;
+pub(crate) use secret::{HIDDEN, is_secret};
 pub use table::{markdown, toml};
 pub use value::{Kind, duration};
 
@@ -151,7 +152,7 @@ impl Default for KafkaSettings {
             properties: BTreeMap::new(),
             discovery_interval: Duration::from_secs(30),
             clients: 2,
-            fetch_memory: 64 << 20,
+            fetch_memory: 24 << 20,
         }
     }
 }
@@ -267,7 +268,7 @@ pub struct CheckpointSettings {
 
 impl Default for CheckpointSettings {
     fn default() -> Self {
-        Self { interval: Duration::from_secs(1), quiet_interval: Duration::from_secs(3), pending_bytes: 8 << 20 }
+        Self { interval: Duration::from_secs(1), quiet_interval: Duration::from_secs(3), pending_bytes: 16 << 20 }
     }
 }
 
@@ -299,7 +300,7 @@ pub struct InFlightSettings {
 
 impl Default for InFlightSettings {
     fn default() -> Self {
-        Self { rows: 262_144, bytes: 64 << 20 }
+        Self { rows: 524_288, bytes: 64 << 20 }
     }
 }
 

@@ -5,16 +5,21 @@
 
 mod cassandra;
 mod console;
+mod several;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Instant, SystemTime};
 
 use async_trait::async_trait;
+use strandline_actors::pointer::{Epoch, ShardId};
 use strandline_actors::ports::{Change, Delivery, Sink, SinkError};
 
 use self::cassandra::{CassandraTable, Declared};
 use self::console::Console;
 pub(crate) use self::console::printable;
+pub use self::several::{Sinks, Written};
 use crate::cassandra::{CassandraError, Failure};
 use crate::catalog::{SinkKind, SinkTable};
 use crate::settings::{CassandraSettings, Settings};
@@ -186,14 +191,19 @@ impl TableSink {
     pub fn counts(&self) -> SinkCounts {
         self.counters.read()
     }
-}
 
-#[async_trait]
-impl Sink for TableSink {
-    async fn deliver(&self, delivery: &Delivery<'_>) -> Result<(), SinkError> {
-        if let Some(stray) = delivery.output.iter().find(|batch| batch.sink != 0) {
-            return Err(SinkError::Fatal(format!("there are rows for sink {}, but only sink 0 is open", stray.sink)));
-        }
+    /// For each shard, the epoch of the last output that it took since it was opened.
+    pub fn epochs(&self) -> BTreeMap<ShardId, Epoch> {
+        self.counters.epochs().clone()
+    }
+
+    /// How it takes what it is sent.
+    pub fn reach(&self) -> SinkReach {
+        let Trouble { last_error, refused } = self.counters.trouble().clone();
+        SinkReach { troubled: self.counters.troubled.load(Ordering::Relaxed), refused, last_error }
+    }
+
+    async fn hand_over(&self, delivery: &Delivery<'_>) -> Result<(), SinkError> {
         match &self.target {
             Target::Console(console) => console.deliver(delivery).await?,
             Target::Cassandra(table) => return table.deliver(delivery, &self.counters).await,
@@ -204,12 +214,35 @@ impl Sink for TableSink {
         }
         Ok(())
     }
+}
+
+#[async_trait]
+impl Sink for TableSink {
+    async fn deliver(&self, delivery: &Delivery<'_>) -> Result<(), SinkError> {
+        if let Some(stray) = delivery.output.iter().find(|batch| batch.sink != 0) {
+            return Err(SinkError::Fatal(format!("there are rows for sink {}, but only sink 0 is open", stray.sink)));
+        }
+        let begun = Instant::now();
+        let handed = self.hand_over(delivery).await;
+        match &handed {
+            Ok(()) => {
+                self.counters.deliveries.fetch_add(1, Ordering::Relaxed);
+                let micros = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
+                self.counters.delivery_micros.fetch_add(micros, Ordering::Relaxed);
+                self.counters.epochs().insert(delivery.shard, delivery.epoch);
+                self.counters.taken();
+            }
+            Err(SinkError::Unavailable(why)) => self.counters.failed(why, false),
+            Err(SinkError::Fatal(why)) => self.counters.failed(why, true),
+        }
+        handed
+    }
 
     fn replaces(&self) -> bool {
         !matches!(self.target, Target::Console(_))
     }
 
-    fn discards(&self) -> bool {
+    fn discards(&self, _sink: usize) -> bool {
         matches!(self.target, Target::Blackhole)
     }
 }
@@ -229,6 +262,30 @@ pub struct SinkCounts {
     pub long_keys: u64,
     /// Rows that were not written, since a column of their primary key has a value that the CQL type does not have.
     pub unfit_keys: u64,
+    /// Outputs of checkpoints that were delivered.
+    pub deliveries: u64,
+    /// The time that this took, in microseconds.
+    pub delivery_micros: u64,
+    /// Requests that were sent again.
+    pub retries: u64,
+}
+
+impl SinkCounts {
+    /// Rows that were not written, since the table's key does not take them.
+    pub fn refused(self) -> u64 {
+        self.null_keys + self.empty_keys + self.long_keys + self.unfit_keys
+    }
+}
+
+/// How the system behind a sink takes what it is sent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct SinkReach {
+    /// It did not take what it was last sent; that is sent again, unless it was refused for good.
+    pub troubled: bool,
+    /// It refused it for good.
+    pub refused: bool,
+    /// The last fault, and when it was.
+    pub last_error: Option<(SystemTime, String)>,
 }
 
 #[derive(Debug, Default)]
@@ -239,9 +296,46 @@ struct Counters {
     empty_keys: AtomicU64,
     long_keys: AtomicU64,
     unfit_keys: AtomicU64,
+    deliveries: AtomicU64,
+    delivery_micros: AtomicU64,
+    retries: AtomicU64,
+    epochs: Mutex<BTreeMap<ShardId, Epoch>>,
+    troubled: AtomicBool,
+    trouble: Mutex<Trouble>,
+}
+
+/// What the system behind a sink last would not do.
+#[derive(Clone, Debug, Default)]
+struct Trouble {
+    last_error: Option<(SystemTime, String)>,
+    refused: bool,
 }
 
 impl Counters {
+    fn epochs(&self) -> MutexGuard<'_, BTreeMap<ShardId, Epoch>> {
+        self.epochs.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn trouble(&self) -> MutexGuard<'_, Trouble> {
+        self.trouble.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Something is sent again, or, if it is refused for good, no more.
+    fn failed(&self, why: &str, refused: bool) {
+        self.retries.fetch_add(u64::from(!refused), Ordering::Relaxed);
+        let mut trouble = self.trouble();
+        *trouble = Trouble { last_error: Some((SystemTime::now(), why.to_owned())), refused };
+        self.troubled.store(true, Ordering::Relaxed);
+    }
+
+    /// Something was taken.
+    fn taken(&self) {
+        if self.troubled.load(Ordering::Relaxed) {
+            self.trouble().refused = false;
+            self.troubled.store(false, Ordering::Relaxed);
+        }
+    }
+
     fn written(&self, change: Change, rows: usize) {
         let counter = match change {
             Change::Upsert => &self.upserts,
@@ -258,6 +352,9 @@ impl Counters {
             empty_keys: self.empty_keys.load(Ordering::Relaxed),
             long_keys: self.long_keys.load(Ordering::Relaxed),
             unfit_keys: self.unfit_keys.load(Ordering::Relaxed),
+            deliveries: self.deliveries.load(Ordering::Relaxed),
+            delivery_micros: self.delivery_micros.load(Ordering::Relaxed),
+            retries: self.retries.load(Ordering::Relaxed),
         }
     }
 }

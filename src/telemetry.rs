@@ -1,18 +1,24 @@
-//! What the process tells of itself: log lines on standard error, and traces by OTLP.
+//! What the process tells of itself: log lines on standard error, and traces and metrics by OTLP.
 //!
-//! Neither ever holds up the work: spans go through a bounded queue, and what does not fit in is dropped and counted.
+//! None ever holds up the work: spans go through a bounded queue, and what does not fit in is dropped and counted.
 
+mod family;
 mod lines;
 mod past;
 mod processor;
+mod push;
+mod reminders;
 mod variables;
 
 use std::panic::PanicHookInfo;
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
+use opentelemetry::KeyValue;
 use opentelemetry::trace::TracerProvider;
 use opentelemetry_otlp::{SpanExporter, WithExportConfig};
 use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::resource::ResourceBuilder;
 use opentelemetry_sdk::trace::SdkTracerProvider;
 use strandline_actors::spans::FOR_TRACES;
 use tracing::Metadata;
@@ -22,10 +28,13 @@ use tracing_subscriber::util::SubscriberInitExt;
 use tracing_subscriber::{EnvFilter, Layer};
 
 use self::lines::Traced;
+use self::push::Pushing;
 use crate::settings::{LogFormat, LogSettings};
 
+pub use family::{Family, Labels, Value};
 pub use processor::{BoundedProcessor, Counters};
-pub use variables::{Collector, Limits, Protocol};
+pub use push::{Measure, Pushes};
+pub use variables::{Collector, Limits, Protocol, Receiver};
 
 /// Why logs or traces cannot be set up.
 #[derive(Clone, Debug, thiserror::Error)]
@@ -49,7 +58,7 @@ pub enum TelemetryError {
         allowed: String,
     },
     /// The address of the collector cannot be used.
-    #[error("traces cannot be sent to `{endpoint}`, which {variable} names: {reason}")]
+    #[error("traces or metrics cannot be sent to `{endpoint}`, which {variable} names: {reason}")]
     Endpoint {
         /// The variable.
         variable: &'static str,
@@ -68,6 +77,8 @@ pub enum TelemetryError {
 pub struct Telemetry {
     provider: Option<SdkTracerProvider>,
     counters: Counters,
+    pushing: Mutex<Option<Pushing>>,
+    pushes: Pushes,
 }
 
 impl Telemetry {
@@ -131,12 +142,25 @@ impl Telemetry {
             exporter.map_err(|error| error.to_string())
         };
         let processor = BoundedProcessor::start(make, collector.limits, counters.clone()).map_err(failed)?;
-        let resource = Resource::builder();
-        let resource = if collector.named { resource } else { resource.with_service_name("strandline") };
-        let resource =
-            resource.with_attribute(opentelemetry::KeyValue::new("service.version", env!("CARGO_PKG_VERSION"))).build();
+        let resource = resource(collector.named).build();
         let provider = SdkTracerProvider::builder().with_span_processor(processor).with_resource(resource).build();
-        Ok(Self { provider: Some(provider), counters })
+        Ok(Self { provider: Some(provider), counters, ..Self::default() })
+    }
+
+    /// Sends metrics from now on.
+    pub fn push(&self, receiver: Receiver, pipeline: &str, measure: Measure) -> Result<(), TelemetryError> {
+        let pipeline = KeyValue::new("strandline.pipeline", pipeline.to_owned());
+        let resource = resource(receiver.named).with_attribute(pipeline).build();
+        let (variable, endpoint) = (receiver.variable, receiver.endpoint.clone());
+        let pushing = Pushing::start(receiver, &resource, measure, self.pushes.clone())
+            .map_err(|error| TelemetryError::Endpoint { variable, endpoint, reason: error.to_string() })?;
+        *self.pushing.lock().unwrap_or_else(PoisonError::into_inner) = Some(pushing);
+        Ok(())
+    }
+
+    /// How often metrics were sent, and not.
+    pub fn pushes(&self) -> &Pushes {
+        &self.pushes
     }
 
     /// How many spans were sent and dropped.
@@ -146,6 +170,12 @@ impl Telemetry {
 
     /// Sends what still waits, but takes no longer than the deadline, whatever the collector does.
     pub fn finish(&self, deadline: Duration) {
+        let by = Instant::now() + deadline;
+        let mut pushing = self.pushing.lock().unwrap_or_else(PoisonError::into_inner).take();
+        // A little before the deadline the thread gives up by itself.
+        pushing
+            .iter_mut()
+            .for_each(|pushing| pushing.tell((by - (deadline / 10).min(Duration::from_millis(100))).into()));
         if let Some(provider) = &self.provider
             && let Err(error) = provider.shutdown_with_timeout(deadline)
         {
@@ -154,7 +184,17 @@ impl Telemetry {
                 "not all traces were sent within {deadline:?} ({error}); {dropped} spans were dropped in all"
             );
         }
+        if pushing.is_some_and(|pushing| !pushing.wait(by.saturating_duration_since(Instant::now()))) {
+            tracing::warn!("the last metrics were not sent within {deadline:?}");
+        }
     }
+}
+
+/// What is told of the service itself. `named`: by the environment.
+fn resource(named: bool) -> ResourceBuilder {
+    let resource = Resource::builder();
+    let resource = if named { resource } else { resource.with_service_name("strandline") };
+    resource.with_attribute(KeyValue::new("service.version", env!("CARGO_PKG_VERSION")))
 }
 
 /// Only spans of our own are traced, and the events in them: those of the exporter's connection would make spans themselves,

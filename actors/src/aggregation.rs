@@ -8,16 +8,19 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use actix::{Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, ResponseFuture, WrapFuture};
+use arrow::array::RecordBatch;
 use futures::stream::{self, StreamExt, TryStreamExt};
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 use tracing::{Instrument, Span};
 
-use crate::child::{Cause, Exit};
+use crate::child::{Cause, Exit, Origin};
 use crate::committer::{OffsetCommitter, Unreadable, read_segment};
+use crate::compaction;
 use crate::credit::Credit;
 use crate::env::Env;
 use crate::lane::{self, Decision};
+use crate::mailbox::{Mailbox, counted};
 #[cfg(feature = "simulation")]
 use crate::message::IdleBeside;
 use crate::message::{
@@ -25,12 +28,12 @@ use crate::message::{
 };
 use crate::pointer::{Attempt, Base, Pointer, SegmentKind, ShardId};
 use crate::points::{self, Point};
-use crate::ports::{DeadLetter, KeyedOperator, StageError, StateDelta};
+use crate::ports::{DeadLetter, KeyedOperator, StageError, StateDelta, StateTable};
 use crate::position::{Counts, Offset, PartitionKey, Position, Vector, Watermark};
 use crate::spans::{self, LINKED, part_of};
 
 /// How many times the bound of pending rows changes of the state may take before they hold back the sources.
-const CHANGES: usize = 8;
+const CHANGES: usize = 4;
 /// The share of the budget in flight that may wait for a checkpoint before one is taken early. The other half lets the
 /// sources go on while it commits.
 const EARLY: f64 = 0.5;
@@ -42,7 +45,7 @@ pub(crate) struct AggregationActor {
     shard: ShardId,
     incarnation: Incarnation,
     exit: Exit,
-    committer: actix::Addr<OffsetCommitter>,
+    committer: Mailbox<OffsetCommitter>,
     operator: Box<dyn KeyedOperator>,
     /// What the next checkpoint builds on; none until the shard is loaded.
     base: Option<Base>,
@@ -51,8 +54,8 @@ pub(crate) struct AggregationActor {
     registered: HashMap<PartitionKey, Incarnation>,
     /// The partitions that exist, with their stored starts.
     expected: Vec<(PartitionKey, Offset)>,
-    /// The highest watermark that the operator was told.
-    watermark: Watermark,
+    /// The highest watermark that the operator was told, in this life or an earlier one: windows up to it are closed.
+    closed: Watermark,
     /// Partitions that asked before the shard was loaded.
     asking: Vec<(Register, oneshot::Sender<Registered>)>,
     dead_letters: Vec<DeadLetter>,
@@ -79,7 +82,7 @@ impl AggregationActor {
         env: Arc<Env>,
         shard: ShardId,
         incarnation: Incarnation,
-        committer: actix::Addr<OffsetCommitter>,
+        committer: Mailbox<OffsetCommitter>,
         expected: Vec<(PartitionKey, Offset)>,
         restart: Span,
         exit: Exit,
@@ -96,7 +99,7 @@ impl AggregationActor {
             vector: Vector::default(),
             registered: HashMap::new(),
             expected,
-            watermark: None,
+            closed: None,
             asking: Vec::new(),
             dead_letters: Vec::new(),
             dead_letter_bytes: 0,
@@ -126,9 +129,10 @@ impl AggregationActor {
             self.vector.0.values_mut().for_each(|position| position.watermark = None);
         }
         // Whether a partition is still quiet shows only when its actor has looked: until then it holds back.
-        self.vector.0.values_mut().for_each(|position| position.idle = false);
+        self.vector.0.values_mut().for_each(Position::wake);
         self.expect();
-        self.watermark = self.vector.watermark();
+        let closed = if flaw!(ClosedForgotten) { None } else { pointer.content.closed };
+        self.closed = closed.max(self.vector.watermark());
         self.show();
         for (register, answer) in std::mem::take(&mut self.asking) {
             let registered = self.register(&register);
@@ -143,8 +147,8 @@ impl AggregationActor {
         *valid = (*valid).max(register.incarnation);
         let start = || Position::start(register.start);
         let position = self.vector.0.entry(register.partition).or_insert_with(start);
-        position.idle = false;
-        Registered { shard: self.incarnation, position: *position }
+        position.wake();
+        Registered { shard: self.incarnation, position: *position, closed: self.closed }
     }
 
     /// Gives every partition that exists a position. One of which nothing was read yet holds back the shard's watermark.
@@ -170,27 +174,27 @@ impl AggregationActor {
                 if !batch.range.is_empty() {
                     self.env.board.shard(self.shard, |status| status.replays += 1);
                 }
-                return Ok(LaneReply::Done);
+                return Ok(LaneReply::Done { closed: self.closed });
             }
             Decision::Gap => return Ok(LaneReply::Gap { expected: position.next }),
         }
         if !batch.span.is_disabled() && self.traced.len() < LINKED {
             self.traced.push(Span::current());
         }
-        let before = (position.next, position.watermark, position.idle);
+        let stood = |position: &Position| (position.next, position.watermark, position.idle, position.raised);
+        let before = stood(position);
         invariant!(batch.range.until >= position.next, "a vector never goes back");
         position.next = batch.range.until;
-        // One that was raised because its partition was silent may be unknown to it after a crash.
         position.watermark = batch.watermark.max(position.watermark);
-        position.idle = batch.idle;
-        self.moved |= before != (position.next, position.watermark, position.idle);
+        (position.idle, position.raised) = (batch.idle, batch.raised);
+        self.moved |= before != stood(position);
         position.counts.add(&batch.rows.counts);
         self.rows_changed |= !batch.rows.rows.is_empty() || !batch.rows.dead_letters.is_empty();
         let letters = !batch.rows.dead_letters.is_empty();
         self.dead_letter_bytes += batch.rows.dead_letters.iter().map(DeadLetter::bytes).sum::<usize>();
         self.dead_letters.extend(batch.rows.dead_letters);
-        let watermark = self.vector.watermark().max(self.watermark);
-        let risen = watermark > std::mem::replace(&mut self.watermark, watermark);
+        let watermark = self.vector.watermark().max(self.closed);
+        let risen = watermark > std::mem::replace(&mut self.closed, watermark);
         self.rows_changed |= risen;
         if risen || !batch.rows.rows.is_empty() {
             let mut rows = batch.rows.rows;
@@ -211,7 +215,7 @@ impl AggregationActor {
         if letters || self.operator.pending_bytes() > 0 || self.operator.changed_bytes() > bound {
             self.held.extend(batch.credit);
         }
-        Ok(LaneReply::Done)
+        Ok(LaneReply::Done { closed: self.closed })
     }
 
     /// Whether a checkpoint is due now.
@@ -267,10 +271,11 @@ impl AggregationActor {
             base,
             attempt,
             vector,
+            closed: self.closed,
             state: changed.state,
             output: changed.output,
             dead_letters: std::mem::take(&mut self.dead_letters),
-            tables: self.operator.tables().iter().map(|table| table.key_columns).collect(),
+            tables: self.operator.tables(),
             span,
         };
         self.dead_letter_bytes = 0;
@@ -286,7 +291,7 @@ impl AggregationActor {
                     actor.base = Some(next);
                     actor.checkpoint(ctx);
                 }
-                Ok(Err(Cause::Failed(_))) if flaw!(LaterCheckpointKept) => actor.checkpoint(ctx),
+                Ok(Err(Cause::Failed(..))) if flaw!(LaterCheckpointKept) => actor.checkpoint(ctx),
                 Ok(Err(cause)) => actor.fail(ctx, cause),
                 // The committer died. The supervisor starts every shard again, this one too.
                 Err(_) => {
@@ -325,7 +330,8 @@ impl Actor for AggregationActor {
     fn started(&mut self, ctx: &mut Self::Context) {
         let restart = std::mem::replace(&mut self.restart, Span::none());
         let span = tracing::info_span!(parent: restart.id(), "load", strandline.shard = i64::from(self.shard));
-        let loading = load(Arc::clone(&self.env), self.committer.clone(), self.shard, self.incarnation);
+        let (env, committer) = (Arc::clone(&self.env), self.committer.clone());
+        let loading = load(env, committer, self.operator.tables(), self.shard, self.incarnation);
         ctx.spawn(loading.instrument(span).into_actor(self).map(move |loaded, actor, ctx| {
             spans::lasted(&restart);
             let done = loaded.and_then(|(pointer, state)| Ok(actor.loaded(&pointer, state)?));
@@ -348,11 +354,13 @@ impl Actor for AggregationActor {
 impl From<StageError> for Cause {
     fn from(error: StageError) -> Self {
         match error {
-            StageError::Failed(what) => Self::Failed(what),
+            StageError::Failed(what) => Self::Failed(Origin::Query, what),
             StageError::Halt(what) | StageError::Refused { why: what, .. } => Self::Halt(what),
         }
     }
 }
+
+counted!(AggregationActor: Register, Expect, LaneBatch, Flush, Crash, #[cfg(feature = "simulation")] IdleBeside);
 
 impl Handler<Register> for AggregationActor {
     type Result = ResponseFuture<Option<Registered>>;
@@ -406,7 +414,7 @@ impl Handler<LaneBatch> for AggregationActor {
                 }
                 reply
             }
-            Err(StageError::Failed(_)) if flaw!(HalfRangeKept) => LaneReply::Done,
+            Err(StageError::Failed(_)) if flaw!(HalfRangeKept) => LaneReply::Done { closed: self.closed },
             Err(error) => {
                 // The operator may have taken half of the range: only a reload is safe.
                 self.fail(ctx, error.into());
@@ -441,7 +449,8 @@ impl Handler<Crash> for AggregationActor {
 /// Claims the shard and reads its state.
 async fn load(
     env: Arc<Env>,
-    committer: actix::Addr<OffsetCommitter>,
+    committer: Mailbox<OffsetCommitter>,
+    tables: Vec<StateTable>,
     shard: ShardId,
     incarnation: Incarnation,
 ) -> Result<(Pointer, Vec<StateDelta>), Cause> {
@@ -452,7 +461,7 @@ async fn load(
     };
     let mut pointer = *claimed?;
     loop {
-        let why = match read_state(&env, &pointer).await {
+        let why = match read_state(&env, &tables, &pointer).await {
             #[cfg(feature = "simulation")]
             Ok(mut state) if flaw!(DroppedAttemptsRead) => {
                 let dropped = crate::flaws::dropped_attempts(&env, &pointer, &state).await;
@@ -470,16 +479,24 @@ async fn load(
     }
 }
 
-/// The state that a pointer lists, oldest first.
-async fn read_state(env: &Env, pointer: &Pointer) -> Result<Vec<StateDelta>, Unreadable> {
-    let base = pointer.base();
+/// The state that a pointer lists, oldest first, without what is gone by itself.
+async fn read_state(env: &Env, tables: &[StateTable], pointer: &Pointer) -> Result<Vec<StateDelta>, Unreadable> {
+    let (base, closed) = (pointer.base(), pointer.content.closed);
     let reads = pointer.content.state.iter().map(|reference| async move {
         let SegmentKind::State { table } = reference.kind else {
             return Err(Unreadable::Corrupt(format!("the pointer of shard {} lists output as state", pointer.shard)));
         };
         let batches = read_segment(env, base, reference).await?;
         points::reach(Point::Restore);
-        Ok(batches.into_iter().map(move |rows| StateDelta { table, rows }).collect::<Vec<_>>())
+        let expires = tables.get(table).is_some_and(|table| table.expires);
+        let living = |rows: RecordBatch| if expires { compaction::living(&rows, closed) } else { Ok(rows) };
+        let batches = batches.into_iter().map(|rows| living(rows).map(|rows| StateDelta { table, rows, whole: false }));
+        batches.collect::<Result<Vec<_>, _>>().map_err(|error| {
+            Unreadable::Other(Cause::Halt(format!(
+                "the state of shard {} does not say how long its rows last, so it belongs to another query: {error}",
+                pointer.shard
+            )))
+        })
     });
     let state: Vec<Vec<StateDelta>> = stream::iter(reads).buffered(LOADING).try_collect().await?;
     Ok(state.into_iter().flatten().collect())

@@ -1,5 +1,7 @@
 //! What the actors show of themselves: one board that they write on and that the outside reads.
 
+mod partition;
+
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -8,12 +10,19 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use serde::Serialize;
 use tokio::time::Instant;
 
+use crate::balance::Balance;
+use crate::child::Cause;
+use crate::mailbox::Depth;
 use crate::pointer::{Epoch, Generation, ShardId};
-use crate::ports::Heartbeat;
-use crate::position::{Counts, Offset, PartitionKey, SourcePartition, Watermark};
+use crate::ports::{DeadLetter, Heartbeat};
+use crate::position::{Counts, Offset, PartitionKey, SourcePartition, Vector, Watermark};
+
+pub use partition::{Activity, PartitionStatus};
 
 /// How many of the last events are kept.
 const EVENTS: usize = 200;
+/// How many of the last dead letters are shown.
+const LETTERS: usize = 50;
 
 /// An actor by its role.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -81,71 +90,23 @@ pub struct ActorStatus {
     pub incarnation: u64,
     /// How often it was started again after it had died by itself.
     pub restarts: u64,
+    /// How often for each kind of cause, of those that there were.
+    pub causes: BTreeMap<&'static str, u64>,
+    /// How many messages wait in its mailbox, at the time of reading.
+    pub mailbox: Depth,
     /// Why it last died.
     pub last_error: Option<String>,
     /// It is halted for a reason that no resuming can pass.
     pub refused: bool,
 }
 
-/// What a partition actor waits for or does, for whoever watches that it gets on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Activity {
-    /// It asks the shards for its position.
-    #[default]
-    Registering,
-    /// It waits for records.
-    Reading,
-    /// It waits until others have worked off what is in flight.
-    WaitingForCredit,
-    /// It processes a batch.
-    Processing,
-    /// It waits for shards to take what it sent.
-    WaitingForLanes,
-}
-
-/// A partition.
-#[derive(Clone, Debug, Serialize)]
-pub struct PartitionStatus {
-    /// Its actor.
-    pub actor: ActorStatus,
-    /// The topic's name.
-    pub topic: String,
-    /// Its number.
-    pub partition: i32,
-    /// What the actor does.
-    pub activity: Activity,
-    /// Since when it does that.
-    #[serde(serialize_with = "ago")]
-    pub activity_since: Instant,
-    /// The next offset to read.
-    pub position: Offset,
-    /// The end of the log, as far as it is known.
-    pub end: Option<Offset>,
-    /// The time until Kafka's retention deletes records that were not read, in seconds; known only while something is
-    /// halted that still needs them.
-    pub expires: Option<u64>,
-    /// The watermark, in nanoseconds.
-    pub watermark: Watermark,
-    /// Records read in this life of the process, replays included.
-    pub rows: u64,
-    /// Bytes read in this life of the process, replays included.
-    pub bytes: u64,
-    /// The time that the source stage took so far, in microseconds.
-    pub stage_micros: u64,
-    /// Batches so far.
-    pub batches: u64,
-    /// The time that it waited for credit or lanes, in microseconds.
-    pub blocked_micros: u64,
-    /// When it last got on, or had nothing to do.
-    #[serde(serialize_with = "ago")]
-    pub progress: Instant,
-}
-
-impl PartitionStatus {
-    /// How many offsets are behind the position; `None` while the end is not known.
-    pub fn lag(&self) -> Option<i64> {
-        self.end.map(|end| (end.0 - self.position.0).max(0))
+impl ActorStatus {
+    /// Notes that it died and, if its budget allows, is started again.
+    pub fn died(&mut self, cause: &Cause) {
+        self.restarts += 1;
+        *self.causes.entry(cause.kind()).or_default() += 1;
+        self.last_error = Some(cause.to_string());
+        self.life = Life::BackingOff;
     }
 }
 
@@ -177,9 +138,9 @@ pub struct ShardStatus {
     /// Since when it handles the same message.
     #[serde(serialize_with = "maybe_ago")]
     pub busy: Option<Instant>,
-    /// The positions of the last checkpoint.
+    /// The positions of the last checkpoint, with what it had counted; none until the shard was claimed.
     #[serde(skip)]
-    pub positions: Arc<BTreeMap<PartitionKey, Offset>>,
+    pub positions: Option<Arc<Vector>>,
     /// When the last checkpoint was committed.
     #[serde(serialize_with = "maybe_ago")]
     pub committed: Option<Instant>,
@@ -196,6 +157,48 @@ pub struct CommitterStatus {
     pub retries: u64,
     /// The last of these faults.
     pub last_fault: Option<String>,
+    /// How the store answers.
+    pub store: StoreStatus,
+}
+
+/// How the store answers.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct StoreStatus {
+    /// Requests that had to be repeated.
+    pub retries: u64,
+    /// The last fault.
+    pub last_error: Option<String>,
+    /// When it was, in milliseconds since the epoch.
+    pub last_error_at: Option<u64>,
+    /// Nothing was answered since.
+    pub failing: bool,
+}
+
+/// What kind of thing happened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EventKind {
+    /// An actor died, and is started again.
+    Restart,
+    /// An actor stands still until somebody decides.
+    Halt,
+    /// Anything else.
+    Note,
+}
+
+/// A record that could not be processed, as it is shown: where it is and why.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+pub struct Letter {
+    /// The topic's name.
+    pub topic: String,
+    /// The partition.
+    pub partition: i32,
+    /// Its offset.
+    pub offset: i64,
+    /// Its Kafka timestamp, in milliseconds.
+    pub timestamp: i64,
+    /// Why it could not be processed.
+    pub reason: String,
 }
 
 /// Something that happened to an actor.
@@ -203,6 +206,8 @@ pub struct CommitterStatus {
 pub struct Event {
     /// Milliseconds since the epoch.
     pub at: u64,
+    /// What kind of thing it is.
+    pub kind: EventKind,
     /// Which actor.
     pub actor: String,
     /// What happened.
@@ -232,10 +237,29 @@ pub struct Snapshot {
     pub partitions: BTreeMap<PartitionKey, PartitionStatus>,
     /// The last events, oldest first.
     pub events: VecDeque<Event>,
+    /// The last dead letters that this process wrote, oldest first.
+    pub dead_letters: VecDeque<Letter>,
 }
 
 impl Snapshot {
-    fn name(&self, id: ActorId) -> String {
+    /// What became of a partition's offsets by the last checkpoint of every shard. Not known before all `shards` were claimed.
+    pub fn balance(&self, key: &PartitionKey, shards: u32) -> Option<Balance> {
+        let start = self.partitions.get(key)?.start?;
+        let vectors: Option<Vec<&Vector>> =
+            (0..shards).map(|shard| self.shards.get(&shard)?.positions.as_deref()).collect();
+        Balance::new(start, vectors?.into_iter().map(|vector| vector.get(key)))
+    }
+
+    /// All actors.
+    pub fn actors(&self) -> impl Iterator<Item = (ActorId, &ActorStatus)> {
+        let own = [(ActorId::Supervisor, &self.supervisor), (ActorId::Committer, &self.committer.actor)];
+        let shards = self.shards.iter().map(|(shard, status)| (ActorId::Shard(*shard), &status.actor));
+        let partitions = self.partitions.iter().map(|(key, status)| (ActorId::Partition(*key), &status.actor));
+        own.into_iter().chain(shards).chain(partitions)
+    }
+
+    /// An actor as people know it: a partition by its topic's name.
+    pub fn name(&self, id: ActorId) -> String {
         match id {
             ActorId::Partition(key) => match self.partitions.get(&key) {
                 Some(partition) => format!("partition {}-{}", partition.topic, partition.partition),
@@ -259,7 +283,10 @@ impl Board {
 
     /// All that is on the board.
     pub fn snapshot(&self) -> Snapshot {
-        self.with(|state| state.clone())
+        let mut snapshot = self.with(|state| state.clone());
+        let now = i64::try_from(now()).unwrap_or(i64::MAX);
+        snapshot.partitions.values_mut().for_each(|status| status.seen(now));
+        snapshot
     }
 
     /// Notes that the process owns the pipeline, and under which generation.
@@ -283,23 +310,7 @@ impl Board {
     /// Adds a partition, or makes sure that it is there.
     pub fn add_partition(&self, partition: &SourcePartition) {
         self.with(|state| {
-            state.partitions.entry(partition.key).or_insert_with(|| PartitionStatus {
-                actor: ActorStatus::default(),
-                topic: partition.topic.to_string(),
-                partition: partition.key.partition,
-                activity: Activity::default(),
-                activity_since: Instant::now(),
-                position: Offset(0),
-                end: None,
-                expires: None,
-                watermark: None,
-                rows: 0,
-                bytes: 0,
-                stage_micros: 0,
-                batches: 0,
-                blocked_micros: 0,
-                progress: Instant::now(),
-            });
+            state.partitions.entry(partition.key).or_insert_with(|| PartitionStatus::new(partition));
         });
     }
 
@@ -346,28 +357,71 @@ impl Board {
         });
     }
 
-    /// Forgets that a shard is busy: that life of it has been given up.
-    pub(crate) fn shard_idle(&self, id: ActorId) {
-        if let ActorId::Shard(shard) = id {
-            self.shard(shard, |status| status.busy = None);
+    /// Forgets what an actor was doing: that life of it is over, or has been given up.
+    pub(crate) fn over(&self, id: ActorId) {
+        match id {
+            ActorId::Shard(shard) => self.shard(shard, |status| status.busy = None),
+            ActorId::Partition(key) => self.partition(key, |status| status.turn(Activity::default())),
+            ActorId::Supervisor | ActorId::Committer => {}
         }
     }
 
-    /// Notes an event.
+    /// Notes that a request to the store, or else to the sink, has to be repeated.
+    pub(crate) fn fault(&self, of_store: bool, what: String) {
+        self.committer(|status| {
+            status.retries += 1;
+            if of_store {
+                let retries = status.store.retries + 1;
+                let (last_error, last_error_at) = (Some(what.clone()), Some(now()));
+                status.store = StoreStatus { retries, last_error, last_error_at, failing: true };
+            }
+            status.last_fault = Some(what);
+        });
+    }
+
+    /// Notes dead letters that were written. One that was written again is noted once.
+    pub(crate) fn dead_letters(&self, letters: &[DeadLetter]) {
+        self.with(|state| {
+            for letter in letters.iter().skip(letters.len().saturating_sub(LETTERS)) {
+                let shown = Letter {
+                    topic: letter.topic.clone(),
+                    partition: letter.partition.partition,
+                    offset: letter.offset,
+                    timestamp: letter.timestamp,
+                    reason: letter.reason.clone(),
+                };
+                if state.dead_letters.contains(&shown) {
+                    continue;
+                }
+                if state.dead_letters.len() == LETTERS {
+                    state.dead_letters.pop_front();
+                }
+                state.dead_letters.push_back(shown);
+            }
+        });
+    }
+
+    /// Notes that something happened.
     pub fn event(&self, actor: ActorId, what: impl Into<String>) {
-        let at = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        self.happened(actor, EventKind::Note, what);
+    }
+
+    /// Notes an event of a kind.
+    pub fn happened(&self, actor: ActorId, kind: EventKind, what: impl Into<String>) {
         self.with(|state| {
             if state.events.len() == EVENTS {
                 state.events.pop_front();
             }
             let actor = state.name(actor);
-            state.events.push_back(Event {
-                at: u64::try_from(at.as_millis()).unwrap_or(u64::MAX),
-                actor,
-                what: what.into(),
-            });
+            state.events.push_back(Event { at: now(), kind, actor, what: what.into() });
         });
     }
+}
+
+/// Milliseconds since the epoch.
+fn now() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn seconds(since: Instant) -> f64 {

@@ -13,15 +13,36 @@ use actix::{Actor, Addr, Context};
 use actix_rt::ArbiterHandle;
 use futures::future::{AbortHandle, Abortable};
 
+use crate::mailbox::{Depth, Mailbox};
+
+/// What an error came from that a new start may mend.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The source did not do as asked.
+    Source,
+    /// The query met something that it cannot compute.
+    Query,
+    /// What is stored could not be read or written, or stands elsewhere than was thought.
+    Store,
+    /// A shard does not stand where the partition thought.
+    Lane,
+}
+
+/// Why actors are started again, each in the word of [`Cause::kind`]. A sink is none of them: it is asked again, or halts the
+/// shard.
+pub const RESTARTS: [&str; 6] = ["panic", "source", "query", "store", "lane", "stall"];
+
 /// Why an actor's life ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cause {
     /// It panicked.
     Panic(String),
     /// It met an error that a new start may mend.
-    Failed(String),
+    Failed(Origin, String),
     /// It did not get on.
     Stalled(String),
+    /// It did not get on, by no fault of its own: that is not charged to it, and it is started again for as long as it lasts.
+    Starved(String),
     /// It met something that does not pass by itself: it is not started again.
     Halt(String),
     /// A higher generation owns what it works on: the whole process steps down.
@@ -33,12 +54,20 @@ pub enum Cause {
 }
 
 impl Cause {
+    /// The kind of cause in one word.
+    pub fn kind(&self) -> &'static str {
+        self.parts().0
+    }
+
     /// The kind of cause in one word, and what was said.
     pub(crate) fn parts(&self) -> (&'static str, &str) {
         match self {
             Self::Panic(what) => ("panic", what),
-            Self::Failed(what) => ("error", what),
-            Self::Stalled(what) => ("stall", what),
+            Self::Failed(Origin::Source, what) => ("source", what),
+            Self::Failed(Origin::Query, what) => ("query", what),
+            Self::Failed(Origin::Store, what) => ("store", what),
+            Self::Failed(Origin::Lane, what) => ("lane", what),
+            Self::Stalled(what) | Self::Starved(what) => ("stall", what),
             Self::Halt(what) => ("halt", what),
             Self::Fenced(what) => ("fenced", what),
             Self::Stopped => ("stopped", ""),
@@ -51,8 +80,8 @@ impl std::fmt::Display for Cause {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
             Self::Panic(what) => write!(f, "panic: {what}"),
-            Self::Failed(what) => write!(f, "error: {what}"),
-            Self::Stalled(what) => write!(f, "stall: {what}"),
+            Self::Failed(_, what) => write!(f, "error: {what}"),
+            Self::Stalled(what) | Self::Starved(what) => write!(f, "stall: {what}"),
             Self::Halt(what) => write!(f, "halted: {what}"),
             Self::Fenced(what) => write!(f, "fenced: {what}"),
             Self::Paused => f.write_str("paused"),
@@ -80,7 +109,7 @@ impl Exit {
 #[derive(Debug)]
 pub struct Child<A: Actor> {
     /// Where it gets its messages.
-    pub addr: Addr<A>,
+    pub mailbox: Mailbox<A>,
     abort: AbortHandle,
 }
 
@@ -105,9 +134,11 @@ impl<A: Actor> Child<A> {
     }
 }
 
-/// Starts an actor on an arbiter. `died` is called on that arbiter when its life has ended.
+/// Starts an actor on an arbiter. What waits in its mailbox is counted in `depth`; `died` is called on that arbiter when its life
+/// has ended.
 pub fn spawn<A>(
     arbiter: &ArbiterHandle,
+    depth: Depth,
     make: impl FnOnce(Exit) -> A + Send + 'static,
     died: impl FnOnce(Cause) + Send + 'static,
 ) -> Child<A>
@@ -131,7 +162,7 @@ where
             });
         });
     });
-    Child { addr: Addr::new(sender), abort }
+    Child { mailbox: Mailbox::new(Addr::new(sender), depth), abort }
 }
 
 /// What a panic said.
@@ -141,4 +172,21 @@ pub fn panic_text(payload: &(dyn Any + Send)) -> String {
         .map(|text| (*text).to_owned())
         .or_else(|| payload.downcast_ref::<String>().cloned())
         .unwrap_or_else(|| "without a message".to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_an_actor_is_started_again_for_has_a_word() {
+        let origins = [Origin::Source, Origin::Query, Origin::Store, Origin::Lane];
+        let failed = origins.map(|origin| Cause::Failed(origin, "for a test".into()));
+        let causes = [Cause::Panic("p".into()), Cause::Stalled("s".into())].into_iter().chain(failed);
+        let mut kinds: Vec<&str> = causes.map(|cause| cause.kind()).collect();
+        let mut known = RESTARTS.to_vec();
+        kinds.sort_unstable();
+        known.sort_unstable();
+        assert_eq!(kinds, known);
+    }
 }

@@ -33,6 +33,11 @@ impl HybridClock {
         Self { wall, last: AtomicI64::new(0) }
     }
 
+    /// What the wall clock says, in microseconds since the epoch.
+    pub fn wall(&self) -> i64 {
+        self.wall.now_micros()
+    }
+
     /// A timestamp above all that were given out or seen before.
     pub fn next(&self) -> i64 {
         let wall = self.wall.now_micros();

@@ -15,9 +15,10 @@ use tokio::time::Instant;
 use tracing::field::Empty;
 use tracing::{Instrument, Span};
 
-use crate::child::Cause;
+use crate::child::{Cause, Origin};
 use crate::compaction;
 use crate::env::{Env, Patience};
+use crate::mailbox::counted;
 use crate::message::{Checkpoint, Claim, Crash, FallBack, FlushOffsets, Incarnation};
 use crate::pointer::{
     Attempt, Base, Content, Epoch, Kept, Outbox, Pointer, SegmentKey, SegmentKind, SegmentRef, ShardId,
@@ -102,8 +103,8 @@ impl OffsetCommitter {
     }
 
     fn committed(&mut self, shard: ShardId, pointer: &Pointer, ctx: &mut Context<Self>) {
-        let positions = pointer.content.vector.0.iter().map(|(key, position)| (*key, position.next)).collect();
-        self.env.board.shard(shard, |status| status.positions = Arc::new(positions));
+        let positions = Arc::new(pointer.content.vector.clone());
+        self.env.board.shard(shard, |status| status.positions = Some(positions));
         if let Some(slot) = self.slots.get_mut(&shard) {
             slot.pointer = Some(pointer.clone());
             slot.committed = Some(pointer.clone());
@@ -131,10 +132,7 @@ impl OffsetCommitter {
                 // Nothing is lost, but what is not needed stays; the next checkpoint tries again.
                 Err(error) => {
                     tracing::warn!(shard, "old segments cannot be deleted: {error}");
-                    actor.env.board.committer(|status| {
-                        status.retries += 1;
-                        status.last_fault = Some(format!("deleting old segments: {error}"));
-                    });
+                    actor.env.board.fault(true, format!("deleting old segments: {error}"));
                 }
             }
         }));
@@ -186,6 +184,8 @@ impl Actor for OffsetCommitter {
     type Context = Context<Self>;
 }
 
+counted!(OffsetCommitter: Claim, FallBack, Checkpoint, FlushOffsets, Crash);
+
 impl Handler<Claim> for OffsetCommitter {
     type Result = ResponseActFuture<Self, Result<Box<Pointer>, Cause>>;
 
@@ -213,7 +213,7 @@ impl Handler<FallBack> for OffsetCommitter {
         let slot = self.slots.entry(shard).or_default();
         let fits = slot.incarnation == incarnation && slot.running.is_none();
         let Some(pointer) = slot.pointer.take_if(|pointer| fits && pointer.base() == base) else {
-            return Box::pin(async move { Err(Cause::Failed(why)) }.into_actor(self));
+            return Box::pin(async move { Err(Cause::Failed(Origin::Store, why)) }.into_actor(self));
         };
         let env = Arc::clone(&self.env);
         self.occupy(shard, async move { fall_back(&env, &pointer, &why).await }, None)
@@ -232,7 +232,7 @@ impl Handler<Checkpoint> for OffsetCommitter {
         let pointer = slot.pointer.take_if(|pointer| fits && based(pointer));
         let Some(pointer) = pointer else {
             let why = format!("a checkpoint of shard {shard} does not continue what is committed; it is discarded");
-            return Box::pin(async move { Err(Cause::Failed(why)) }.into_actor(self));
+            return Box::pin(async move { Err(Cause::Failed(Origin::Store, why)) }.into_actor(self));
         };
         let before = flaw!(LaterCheckpointKept).then(|| pointer.clone());
         let cleaned = std::mem::take(&mut slot.cleaned);
@@ -326,7 +326,7 @@ fn fenced(env: &Env, shard: ShardId) -> Cause {
 impl From<StoreError> for Cause {
     fn from(error: StoreError) -> Self {
         match error {
-            StoreError::Unavailable(what) => Self::Failed(what),
+            StoreError::Unavailable(what) => Self::Failed(Origin::Store, what),
             // Only a later process can have written it.
             StoreError::Newer(what) => Self::Fenced(what),
             StoreError::Corrupt(what) | StoreError::Fatal(what) => Self::Halt(what),
@@ -349,7 +349,7 @@ async fn claim(env: Arc<Env>, shard: ShardId, known: bool) -> Result<Pointer, Ca
                 let (theirs, ours) = (&pointer.content.fingerprint, &env.pipeline.fingerprint);
                 return Err(Cause::Halt(format!("shard {shard} holds the state of plan {theirs}, not of {ours}")));
             }
-            if let Some(rewind) = &pointer.content.rewind {
+            if let Some(rewind) = pointer.content.rewind.as_ref().filter(|_| !flaw!(MarkedShardLoaded)) {
                 // Some shards are rewound and some are not: none may go on.
                 return Err(Cause::Fenced(format!("shard {shard} is being rewound: {rewind}")));
             }
@@ -463,7 +463,7 @@ pub(crate) async fn read_segment(
         Err(error) => Unreadable::Other(error.into()),
         Ok(Some(current)) if current.generation > env.generation => Unreadable::Other(fenced(env, shard)),
         Ok(Some(current)) if current.base() != base => {
-            Unreadable::Other(Cause::Failed(format!("shard {shard} was moved meanwhile: {error}")))
+            Unreadable::Other(Cause::Failed(Origin::Store, format!("shard {shard} was moved meanwhile: {error}")))
         }
         _ => match error {
             StoreError::Corrupt(why) => {
@@ -536,6 +536,7 @@ async fn fall_back(env: &Env, current: &Pointer, why: &str) -> Result<Pointer, C
     let timestamp = env.pipeline.clock.next();
     let content = Content {
         vector: earlier.vector,
+        closed: earlier.closed,
         state: earlier.state,
         outbox: Outbox { epoch, timestamp, segments: Vec::new() },
         garbage: Vec::new(),
@@ -547,7 +548,9 @@ async fn fall_back(env: &Env, current: &Pointer, why: &str) -> Result<Pointer, C
     match move_pointer(env, Some(current), &next).await? {
         Verdict::Done => Ok(next),
         Verdict::StepDown => Err(fenced(env, shard)),
-        Verdict::Reload | Verdict::Repeat => Err(Cause::Failed(format!("shard {shard} was moved meanwhile"))),
+        Verdict::Reload | Verdict::Repeat => {
+            Err(Cause::Failed(Origin::Store, format!("shard {shard} was moved meanwhile")))
+        }
     }
 }
 
@@ -570,6 +573,7 @@ async fn deliver(
     if !letters.is_empty() {
         let write = || env.pipeline.store.write_dead_letters(letters, outbox.timestamp);
         env.patiently("writing dead letters", write).await?;
+        env.board.dead_letters(letters);
     }
     if output.is_empty() {
         return Ok(());
@@ -577,7 +581,7 @@ async fn deliver(
     let (shard, attempt) = (pointer.shard, pointer.attempt);
     let (epoch, timestamp) = (outbox.epoch, outbox.timestamp);
     let mut delivery = Delivery { shard, epoch, attempt, timestamp, again, output };
-    let mut patience = Patience::default();
+    let mut patience = Patience::of_sink();
     points::reach(Point::BeforeOutput);
     loop {
         match env.pipeline.sink.deliver(&delivery).await {
@@ -613,14 +617,17 @@ async fn encode(env: &Env, current: &Pointer, checkpoint: &Checkpoint) -> Result
         SegmentKey { shard, epoch, attempt, number: number - 1 }
     };
     let mut encode = |rows: &RecordBatch, kind| {
-        segment::encode(rows, kind, &mut key)
-            .map_err(|error| Cause::Failed(format!("a checkpoint of shard {shard} cannot be written: {error}")))
+        segment::encode(rows, kind, &mut key).map_err(|error| {
+            Cause::Failed(Origin::Store, format!("a checkpoint of shard {shard} cannot be written: {error}"))
+        })
     };
 
+    let unmerged =
+        |error| Cause::Failed(Origin::Store, format!("the state of shard {shard} cannot be merged: {error}"));
     let mut written: Vec<Encoded> = Vec::new();
     let mut outbox = Vec::new();
-    let discards = env.pipeline.sink.discards();
-    for batch in checkpoint.output.iter().filter(|batch| batch.rows.num_rows() > 0 && !discards) {
+    let kept = |batch: &&OutputBatch| batch.rows.num_rows() > 0 && !env.pipeline.sink.discards(batch.sink);
+    for batch in checkpoint.output.iter().filter(kept) {
         let kind = match batch.change {
             Change::Upsert => SegmentKind::Upserts { sink: batch.sink },
             Change::Delete => SegmentKind::Deletes { sink: batch.sink },
@@ -630,21 +637,30 @@ async fn encode(env: &Env, current: &Pointer, checkpoint: &Checkpoint) -> Result
         written.extend(encoded);
     }
     if !checkpoint.dead_letters.is_empty() {
-        let rows = segment::dead_letter_rows(&checkpoint.dead_letters)
-            .map_err(|error| Cause::Failed(format!("dead letters of shard {shard} cannot be written: {error}")))?;
+        let rows = segment::dead_letter_rows(&checkpoint.dead_letters).map_err(|error| {
+            Cause::Failed(Origin::Store, format!("dead letters of shard {shard} cannot be written: {error}"))
+        })?;
         let encoded = encode(&rows, SegmentKind::DeadLetters)?;
         outbox.extend(encoded.iter().map(|segment| segment.reference.clone()));
         written.extend(encoded);
     }
 
-    let mut state = current.content.state.clone();
-    for (table, key_columns) in checkpoint.tables.iter().enumerate() {
+    // What is gone by itself takes its segments with it.
+    let lasts = |segment: &SegmentRef| segment.until.is_none_or(|until| checkpoint.closed < Some(until));
+    let mut state: Vec<_> = current.content.state.iter().filter(|segment| lasts(segment)).cloned().collect();
+    for (table, shape) in checkpoint.tables.iter().enumerate() {
         let deltas = checkpoint.state.iter().filter(|delta| delta.table == table && delta.rows.num_rows() > 0);
-        let deltas: Vec<_> = deltas.map(|delta| delta.rows.clone()).collect();
+        let mut deltas: Vec<_> = deltas.collect();
         if deltas.is_empty() {
             continue;
         }
         let kind = SegmentKind::State { table };
+        // Before a delta that is the whole table nothing counts.
+        if let Some(whole) = deltas.iter().rposition(|delta| delta.whole || flaw!(ChangesAreWhole)) {
+            deltas.drain(..whole);
+            state.retain(|segment| segment.kind != kind);
+        }
+        let deltas: Vec<_> = deltas.iter().map(|delta| delta.rows.clone()).collect();
         let stored: Vec<SegmentRef> = state.iter().filter(|segment| segment.kind == kind).cloned().collect();
         // What one attempt wrote belongs together, in however many segments it is.
         let runs: Vec<&[SegmentRef]> =
@@ -657,7 +673,7 @@ async fn encode(env: &Env, current: &Pointer, checkpoint: &Checkpoint) -> Result
         for reference in &stored[start..] {
             // A damaged segment is for the load after the claim to deal with: it can go back to an earlier state.
             batches.extend(read_segment(env, base, reference).await.map_err(|unreadable| match unreadable {
-                Unreadable::Corrupt(why) => Cause::Failed(why),
+                Unreadable::Corrupt(why) => Cause::Failed(Origin::Store, why),
                 Unreadable::Other(cause) => cause,
             })?);
             points::reach(Point::Compaction);
@@ -665,13 +681,14 @@ async fn encode(env: &Env, current: &Pointer, checkpoint: &Checkpoint) -> Result
         batches.extend(deltas);
         state.retain(|segment| !stored[start..].contains(segment));
         let merged = if start == stored.len() && batches.len() == 1 {
-            batches.pop()
+            batches
         } else {
-            compaction::merge(&batches, *key_columns, start == 0)
-                .map_err(|error| Cause::Failed(format!("the state of shard {shard} cannot be merged: {error}")))?
+            compaction::merge(&batches, *shape, start == 0, checkpoint.closed).map_err(unmerged)?
         };
-        if let Some(rows) = merged {
-            let encoded = encode(&rows, kind)?;
+        for rows in merged {
+            let until = if shape.expires { compaction::last_until(&rows).map_err(unmerged)? } else { None };
+            let mut encoded = encode(&rows, kind)?;
+            encoded.iter_mut().for_each(|segment| segment.reference.until = until);
             state.extend(encoded.iter().map(|segment| segment.reference.clone()));
             written.extend(encoded);
         }
@@ -706,12 +723,14 @@ async fn commit(env: Arc<Env>, current: Pointer, checkpoint: Checkpoint, cleaned
     let mut kept = vec![Kept {
         epoch: current.epoch,
         vector: current.content.vector.clone(),
+        closed: current.content.closed,
         state: current.content.state.clone(),
     }];
     kept.extend(current.kept.iter().cloned());
     kept.truncate(KEPT);
     let content = Content {
         vector: checkpoint.vector,
+        closed: checkpoint.closed,
         state,
         outbox: Outbox { epoch, timestamp, segments: outbox },
         fingerprint: current.content.fingerprint.clone(),
@@ -725,6 +744,7 @@ async fn commit(env: Arc<Env>, current: Pointer, checkpoint: Checkpoint, cleaned
         Pointer { shard, epoch, attempt: checkpoint.attempt, generation: env.generation, timestamp, content, kept };
     next.content.garbage = garbage(&current, &next, &cleaned.deleted);
     invariant!(next.content.vector.continues(&current.content.vector), "a vector never goes back");
+    invariant!(next.content.closed >= current.content.closed, "closed windows stay closed");
 
     if flaw!(DeliveredBeforeCommit) {
         deliver(&env, &next, &checkpoint.output, &checkpoint.dead_letters, false).await?;
@@ -735,14 +755,17 @@ async fn commit(env: Arc<Env>, current: Pointer, checkpoint: Checkpoint, cleaned
         Verdict::Reload if flaw!(Renumbered) => {
             let read = || env.pipeline.store.read_pointer(shard);
             let Some(found) = env.patiently("reading a pointer", read).await? else {
-                return Err(Cause::Failed("the pointer is gone".into()));
+                return Err(Cause::Failed(Origin::Store, "the pointer is gone".into()));
             };
             let checkpoint = Checkpoint { vector: next.content.vector, ..checkpoint };
             return Box::pin(commit(Arc::clone(&env), found, checkpoint, cleaned)).await;
         }
         Verdict::StepDown => return Err(fenced(&env, shard)),
         Verdict::Reload | Verdict::Repeat => {
-            return Err(Cause::Failed(format!("shard {shard} was moved by an earlier write; it is loaded again")));
+            return Err(Cause::Failed(
+                Origin::Store,
+                format!("shard {shard} was moved by an earlier write; it is loaded again"),
+            ));
         }
     }
     if flaw!(PointerBeforeSegments) {
@@ -754,7 +777,10 @@ async fn commit(env: Arc<Env>, current: Pointer, checkpoint: Checkpoint, cleaned
     deliver(&env, &next, &checkpoint.output, &checkpoint.dead_letters, false).instrument(part).await?;
 
     let micros = u64::try_from(begun.elapsed().as_micros()).unwrap_or(u64::MAX);
-    env.board.committer(|status| status.commits += 1);
+    env.board.committer(|status| {
+        status.commits += 1;
+        status.store.failing = false;
+    });
     env.board.shard(shard, |status| {
         status.epoch = epoch;
         status.checkpoints += 1;
@@ -820,7 +846,7 @@ mod tests {
     fn segment(epoch: i64, number: u32) -> SegmentRef {
         let attempt = Attempt(uuid::Uuid::from_u128(epoch as u128));
         let key = SegmentKey { shard: 0, epoch: Epoch(epoch), attempt, number };
-        SegmentRef { key, kind: SegmentKind::State { table: 0 }, rows: 1, bytes: 1, checksum: 0 }
+        SegmentRef { key, kind: SegmentKind::State { table: 0 }, rows: 1, bytes: 1, checksum: 0, until: None }
     }
 
     fn pointer(
@@ -841,7 +867,7 @@ mod tests {
                 garbage,
                 ..Content::default()
             },
-            kept: vec![Kept { epoch: Epoch(8), vector: Default::default(), state: kept }],
+            kept: vec![Kept { epoch: Epoch(8), vector: Default::default(), closed: None, state: kept }],
         }
     }
 

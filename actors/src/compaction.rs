@@ -2,14 +2,23 @@
 //!
 //! Segments are merged in tiers: the newest ones are merged when there are enough of them of about the same size, so a row
 //! is rewritten about `log(state / delta)` times in its life (size-tiered compaction, as in LSM trees).
+//!
+//! Rows of a table that expires say themselves up to which watermark they last, and all rows of a key say the same. So what
+//! is past is left out wherever rows are read, and a segment of which all rows are past is dropped unread.
 
 use std::collections::HashMap;
 
-use arrow::array::{Array, AsArray, BooleanArray, RecordBatch};
+use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, Int64Array, RecordBatch};
 use arrow::compute::{filter_record_batch, interleave_record_batch, not};
+use arrow::datatypes::Int64Type;
 use arrow::error::ArrowError;
 use arrow::row::{RowConverter, SortField};
 
+use crate::ports::StateTable;
+use crate::position::Watermark;
+
+/// The most bytes of a batch that is merged: a column of texts cannot hold 2 GiB.
+pub const LARGEST: usize = 1 << 30;
 /// How many segments of one tier are merged.
 const FAN_IN: usize = 4;
 
@@ -28,11 +37,36 @@ pub fn plan(rows: &[u64]) -> Option<usize> {
     (rows.len() - start >= FAN_IN).then_some(start)
 }
 
-/// Merges deltas, oldest first: of each key the newest row stays. `whole` says that nothing older exists, so removed keys
-/// need not be remembered.
-pub fn merge(deltas: &[RecordBatch], key_columns: usize, whole: bool) -> Result<Option<RecordBatch>, ArrowError> {
+/// Merges deltas, oldest first: of each key the newest row stays, if it is not gone by itself at this watermark. `whole`
+/// says that nothing older exists, so removed keys need not be remembered. The batches have no key in common; there is one,
+/// unless the rows are too large for that, and none without deltas.
+pub fn merge(
+    deltas: &[RecordBatch],
+    table: StateTable,
+    whole: bool,
+    closed: Watermark,
+) -> Result<Vec<RecordBatch>, ArrowError> {
+    merge_within(LARGEST, deltas, table, whole, closed)
+}
+
+fn merge_within(
+    largest: usize,
+    deltas: &[RecordBatch],
+    table: StateTable,
+    whole: bool,
+    closed: Watermark,
+) -> Result<Vec<RecordBatch>, ArrowError> {
     let deltas = if flaw!(NewestDeltaDropped) && deltas.len() > 1 { &deltas[..deltas.len() - 1] } else { deltas };
-    let Some(first) = deltas.first() else { return Ok(None) };
+    let StateTable { key_columns, expires } = table;
+    let lasting;
+    let deltas = match expires {
+        true => {
+            lasting = deltas.iter().map(|delta| living(delta, closed)).collect::<Result<Vec<_>, _>>()?;
+            &lasting
+        }
+        false => deltas,
+    };
+    let Some(first) = deltas.first() else { return Ok(Vec::new()) };
     if key_columns == 0 {
         return Err(ArrowError::SchemaError("a state table needs a key column".into()));
     }
@@ -50,12 +84,64 @@ pub fn merge(deltas: &[RecordBatch], key_columns: usize, whole: bool) -> Result<
     }
     let mut places: Vec<(usize, usize)> = newest.into_values().collect();
     places.sort_unstable();
-    let merged = interleave_record_batch(&deltas.iter().collect::<Vec<_>>(), &places)?;
-    if !whole {
-        return Ok(Some(merged));
+    let deltas: Vec<_> = deltas.iter().collect();
+    let merged = |places: &[(usize, usize)]| {
+        let merged = interleave_record_batch(&deltas, places)?;
+        if whole { filter_record_batch(&merged, &not(deleted(&merged)?)?) } else { Ok(merged) }
+    };
+    in_pieces(largest, &places, merged, |merged| bytes(merged.columns()))
+}
+
+/// Makes something of all rows, or of each half of them, and so on, where it is larger than this or cannot be made at all.
+pub fn in_pieces<R, T>(
+    largest: usize,
+    rows: &[R],
+    make: impl Fn(&[R]) -> Result<T, ArrowError>,
+    size: impl Fn(&T) -> Result<usize, ArrowError>,
+) -> Result<Vec<T>, ArrowError> {
+    let (mut made, mut left) = (Vec::new(), vec![rows]);
+    while let Some(part) = left.pop() {
+        let piece = match make(part) {
+            Ok(piece) if part.len() <= 1 || size(&piece)? <= largest => piece,
+            Ok(_) | Err(ArrowError::OffsetOverflowError(_)) if part.len() > 1 => {
+                let (first, second) = part.split_at(part.len() / 2);
+                left.extend([second, first]);
+                continue;
+            }
+            other => other?,
+        };
+        made.push(piece);
     }
-    let kept = not(deleted(&merged)?)?;
-    Ok(Some(filter_record_batch(&merged, &kept)?))
+    Ok(made)
+}
+
+/// How much memory the values of these columns take, without what they only share.
+pub fn bytes(columns: &[ArrayRef]) -> Result<usize, ArrowError> {
+    columns.iter().map(|column| column.to_data().get_slice_memory_size()).sum()
+}
+
+/// The rows of a table that expires without those that are gone by themselves at this watermark.
+pub fn living(rows: &RecordBatch, closed: Watermark) -> Result<RecordBatch, ArrowError> {
+    let until = until(rows)?;
+    let Some(closed) = closed else { return Ok(rows.clone()) };
+    if until.values().iter().all(|until| *until > closed) {
+        return Ok(rows.clone());
+    }
+    filter_record_batch(rows, &BooleanArray::from_unary(until, |until| until > closed))
+}
+
+/// The watermark at which all rows are gone by themselves.
+pub(crate) fn last_until(rows: &RecordBatch) -> Result<Watermark, ArrowError> {
+    let until = until(rows)?.values().iter();
+    Ok(if flaw!(SegmentsDroppedEarly) { until.min() } else { until.max() }.copied())
+}
+
+fn until(rows: &RecordBatch) -> Result<&Int64Array, ArrowError> {
+    let column = rows.num_columns().checked_sub(2).map(|column| rows.column(column));
+    column
+        .and_then(|column| column.as_primitive_opt::<Int64Type>())
+        .filter(|column| column.null_count() == 0)
+        .ok_or_else(|| ArrowError::SchemaError("the last column but one must be `_until BIGINT`".into()))
 }
 
 fn deleted(rows: &RecordBatch) -> Result<&BooleanArray, ArrowError> {
@@ -72,7 +158,7 @@ mod tests {
     use std::collections::BTreeMap;
     use std::sync::Arc;
 
-    use arrow::array::{ArrayRef, Int64Array, StringArray};
+    use arrow::array::{Int64Array, StringArray};
     use arrow::datatypes::Int64Type;
 
     use super::*;
@@ -109,7 +195,8 @@ mod tests {
             delta(&[(Some("b"), 2, true), (Some("c"), 2, false), (None, 2, false)]),
             delta(&[(Some("c"), 3, false), (Some("d"), 3, true)]),
         ];
-        let partial = contents(&merge(&deltas, 1, false).unwrap().unwrap());
+        let table = StateTable { key_columns: 1, expires: false };
+        let partial = contents(&merge(&deltas, table, false, None).unwrap()[0]);
         let a = |text: &str| Some(text.to_owned());
         assert_eq!(
             partial,
@@ -121,9 +208,62 @@ mod tests {
                 (a("d"), (3, true)),
             ])
         );
-        let whole = contents(&merge(&deltas, 1, true).unwrap().unwrap());
+        let whole = contents(&merge(&deltas, table, true, None).unwrap()[0]);
         assert_eq!(whole, BTreeMap::from([(None, (2, false)), (a("a"), (1, false)), (a("c"), (3, false))]));
-        assert!(merge(&[], 1, true).unwrap().is_none());
+        assert!(merge(&[], table, true, None).unwrap().is_empty());
+    }
+
+    #[test]
+    fn what_is_too_large_for_one_batch_comes_in_several() {
+        let texts: Vec<_> = (0..100).map(|number| format!("{number:0>1000}")).collect();
+        let deltas = [0, 1, 2].map(|round| {
+            let rows: Vec<_> =
+                texts.iter().skip(round * 20).map(|text| (Some(text.as_str()), round as i64, round == 1)).collect();
+            delta(&rows)
+        });
+        let table = StateTable { key_columns: 1, expires: false };
+        for whole in [false, true] {
+            let one = merge(&deltas, table, whole, None).unwrap();
+            assert_eq!(one.len(), 1);
+            let several = merge_within(30_000, &deltas, table, whole, None).unwrap();
+            assert!(several.len() >= 4, "{} batches", several.len());
+            let all: BTreeMap<_, _> = several.iter().flat_map(contents).collect();
+            assert_eq!(
+                several.iter().map(RecordBatch::num_rows).sum::<usize>(),
+                all.len(),
+                "each key is in one of them"
+            );
+            assert_eq!(all, contents(&one[0]));
+        }
+        // A row that is larger than that is a batch of its own.
+        assert_eq!(merge_within(100, &deltas, table, false, None).unwrap().len(), 100);
+    }
+
+    #[test]
+    fn rows_that_last_no_longer_are_gone_and_take_nothing_else_with_them() {
+        let expiring = |rows: &[(&str, i64, bool)]| {
+            let rows: Vec<_> = rows.iter().map(|(key, until, deleted)| (Some(*key), *until, *deleted)).collect();
+            delta(&rows)
+        };
+        let deltas = [
+            expiring(&[("a", 10, false), ("b", 11, false), ("c", i64::MAX, false)]),
+            expiring(&[("a", 10, true), ("b", 11, true), ("d", 12, false)]),
+        ];
+        let table = StateTable { key_columns: 1, expires: true };
+        let keys = |whole, closed| {
+            let merged = merge(&deltas, table, whole, closed).unwrap();
+            contents(&merged[0]).into_keys().flatten().collect::<String>()
+        };
+        assert_eq!((keys(false, None), keys(true, None)), ("abcd".into(), "cd".into()));
+        assert_eq!(
+            (keys(false, Some(9)), keys(false, Some(10)), keys(false, Some(11))),
+            ("abcd".into(), "bcd".into(), "cd".into())
+        );
+        assert_eq!(keys(true, Some(12)), "c");
+        assert_eq!(living(&deltas[0], Some(10)).unwrap().num_rows(), 2);
+        assert_eq!((last_until(&deltas[0]).unwrap(), last_until(&deltas[1]).unwrap()), (Some(i64::MAX), Some(12)));
+        let no_until = deltas[0].project(&[0, 2]).unwrap();
+        assert!(living(&no_until, Some(1)).unwrap_err().to_string().contains("_until BIGINT"));
     }
 
     #[test]

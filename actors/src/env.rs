@@ -14,6 +14,7 @@ use crate::credit::Credits;
 use crate::pointer::Generation;
 use crate::ports::{BatchLimit, Query, Sink, Source, StateStore, StoreError};
 use crate::restart::RestartPolicy;
+use crate::suspicion::Trial;
 
 /// How the actors work.
 #[derive(Clone, Copy, Debug)]
@@ -50,9 +51,9 @@ impl Default for Tuning {
             checkpoint_interval: Duration::from_secs(1),
             quiet_interval: Duration::from_secs(3),
             batch: BatchLimit { rows: 16_384, bytes: 4 << 20 },
-            rows_in_flight: 262_144,
+            rows_in_flight: 524_288,
             bytes_in_flight: 64 << 20,
-            pending_bytes: 8 << 20,
+            pending_bytes: 16 << 20,
             discovery_interval: Duration::from_secs(30),
             restart: RestartPolicy::default(),
             stall: Duration::from_secs(60),
@@ -95,8 +96,8 @@ pub(crate) struct Env {
     pub(crate) generation: Generation,
     /// Topic names by id.
     pub(crate) topics: Mutex<BTreeMap<Uuid, Arc<str>>>,
-    /// Held while a batch of suspects is processed, so that a death of the process accuses one partition at most.
-    pub(crate) narrowing: tokio::sync::Mutex<()>,
+    /// The suspects that the process is working on.
+    pub(crate) trial: Arc<Trial>,
     /// The number of partitions that are read, by which a batch's share of memory is computed.
     pub(crate) partitions: AtomicU64,
 }
@@ -139,29 +140,47 @@ where
     loop {
         match request().await {
             Err(StoreError::Unavailable(error)) => patience.fault(board, what, &error).await,
-            answer => return answer,
+            answer => {
+                patience.over(board);
+                return answer;
+            }
         }
     }
 }
 
 /// Growing pauses between tries.
 #[derive(Debug)]
-pub(crate) struct Patience(Duration);
+pub(crate) struct Patience {
+    pause: Duration,
+    of_store: bool,
+    /// There was a fault.
+    tried: bool,
+}
 
 impl Default for Patience {
+    /// With the store.
     fn default() -> Self {
-        Self(Duration::from_millis(50))
+        Self { pause: Duration::from_millis(50), of_store: true, tried: false }
     }
 }
 
 impl Patience {
+    /// With the sink.
+    pub(crate) fn of_sink() -> Self {
+        Self { of_store: false, ..Self::default() }
+    }
+
+    /// There was an answer.
+    pub(crate) fn over(&self, board: &Board) {
+        if self.tried && self.of_store {
+            board.committer(|status| status.store.failing = false);
+        }
+    }
+
     async fn fault(&mut self, board: &Board, what: &str, error: &str) {
-        board.committer(|status| {
-            status.retries += 1;
-            status.last_fault = Some(format!("{what}: {error}"));
-        });
-        let pause = self.0;
-        self.0 = (pause * 2).min(Duration::from_secs(5));
+        board.fault(self.of_store, format!("{what}: {error}"));
+        let pause = self.pause;
+        (self.pause, self.tried) = ((pause * 2).min(Duration::from_secs(5)), true);
         tracing::warn!("{what}: {error}; trying again in {pause:?}");
         tokio::time::sleep(pause).await;
     }

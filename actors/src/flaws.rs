@@ -6,11 +6,10 @@
 
 use std::cell::Cell;
 
-use arrow::ipc::reader::StreamReader;
-
 use crate::env::Env;
 use crate::pointer::{Epoch, Pointer};
 use crate::ports::StateDelta;
+use crate::segment;
 
 macro_rules! flaws {
     ($($(#[$text:meta])* $name:ident,)*) => {
@@ -69,6 +68,12 @@ flaws! {
     FenceIgnored,
     /// Positions are restored without their watermarks.
     WatermarkNotRestored,
+    /// A shard that is loaded again has forgotten up to where it had closed windows, so that it closes some a second time.
+    ClosedForgotten,
+    /// A partition that was idle goes on without asking the shards what they have closed meanwhile.
+    WokenUnasked,
+    /// A segment is dropped as soon as one of its rows is gone by itself.
+    SegmentsDroppedEarly,
     /// A partition whose watermark is not known does not hold back the shard's.
     UnknownWatermarkPassedOver,
     /// The shards do not know of a partition before its actor has asked them for its position.
@@ -102,6 +107,26 @@ flaws! {
     KilledInPauseComesBack,
     /// A start position whose write is not answered ends the process.
     StartNotRepeated,
+    /// A rewind moves the shards that are marked before all of them are.
+    RewindMovesEarly,
+    /// A shard with the mark of a rewind is loaded and worked on.
+    MarkedShardLoaded,
+    /// The earlier states of a shard that is rewound can still be gone back to.
+    RewindKeepsEarlier,
+    /// A rewind that keeps the state forgets up to where windows are closed.
+    RewindForgetsClosed,
+    /// Where a rewind that drops the state leaves a partition as it stands, it leaves its watermark, too.
+    ResetKeepsWatermark,
+    /// A rewind that has tried to write and finds no marks believes that it was its own that came off.
+    RewindBelieved,
+    /// A rewind goes on with the next shard when another one's mark was faster on this one.
+    RewindGoesOn,
+    /// A rewind decides from pointers that it has read one after another.
+    RewindLooksOnce,
+    /// An output counts as delivered when one of two sinks has its part.
+    OnePartIsEnough,
+    /// What has changed counts as the whole of a state table.
+    ChangesAreWhole,
 }
 
 thread_local! {
@@ -131,10 +156,9 @@ pub(crate) async fn dropped_attempts(env: &Env, pointer: &Pointer, listed: &[Sta
         let found = store.segments_of_epoch(pointer.shard, Epoch(epoch)).await.unwrap_or_default();
         for key in found.into_iter().filter(|key| !keys.contains(key)) {
             let Ok(bytes) = store.read_segment(&key).await else { continue };
-            let Ok(reader) = StreamReader::try_new(bytes.as_slice(), None) else { continue };
-            for rows in reader.flatten() {
+            for rows in segment::read(&bytes).unwrap_or_default() {
                 if let Some(delta) = listed.iter().find(|delta| delta.rows.schema() == rows.schema()) {
-                    dropped.push(StateDelta { table: delta.table, rows });
+                    dropped.push(StateDelta { table: delta.table, rows, whole: false });
                 }
             }
         }

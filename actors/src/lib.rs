@@ -48,6 +48,7 @@ macro_rules! invariant {
 }
 
 mod aggregation;
+pub mod balance;
 pub mod board;
 #[cfg(feature = "simulation")]
 pub mod busy;
@@ -56,10 +57,12 @@ pub mod clock;
 mod committer;
 pub mod compaction;
 pub mod credit;
+mod ends;
 pub mod env;
 #[cfg(feature = "simulation")]
 pub mod flaws;
 pub mod lane;
+pub mod mailbox;
 pub mod message;
 pub mod ownership;
 mod partition;
@@ -74,5 +77,7 @@ mod retention;
 pub mod rewind;
 pub mod run;
 pub mod segment;
+pub mod several;
 pub mod spans;
 pub mod supervisor;
+mod suspicion;

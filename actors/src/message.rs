@@ -10,7 +10,7 @@ use crate::child::Cause;
 use crate::credit::Credit;
 use crate::pause::{Scope, Wished};
 use crate::pointer::{Attempt, Base, Pointer, ShardId};
-use crate::ports::{DeadLetter, LaneRows, OutputBatch, StateDelta};
+use crate::ports::{DeadLetter, LaneRows, OutputBatch, StateDelta, StateTable};
 use crate::position::{Offset, PartitionKey, Position, Range, SourcePartition, Vector, Watermark};
 
 /// One life of an actor, numbered.
@@ -31,6 +31,8 @@ pub(crate) struct Register {
 pub(crate) struct Registered {
     pub(crate) shard: Incarnation,
     pub(crate) position: Position,
+    /// Up to where it has closed its windows.
+    pub(crate) closed: Watermark,
 }
 
 /// Supervisor → shard: these partitions exist, with their stored starts. Said before their actors are started, so that each
@@ -51,6 +53,8 @@ pub(crate) struct LaneBatch {
     pub(crate) watermark: Watermark,
     /// Nothing follows the range for now. Said in the lane alone, after the last range, so that it never overtakes one.
     pub(crate) idle: bool,
+    /// Up to where windows are to close once all partitions are idle.
+    pub(crate) raised: Watermark,
     pub(crate) rows: LaneRows,
     /// Given back when the last lane is done with the batch.
     pub(crate) credit: Option<Arc<Credit>>,
@@ -63,7 +67,10 @@ pub(crate) struct LaneBatch {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, actix::MessageResponse)]
 pub(crate) enum LaneReply {
     /// It counts now, or it did before.
-    Done,
+    Done {
+        /// Up to where the shard has closed its windows.
+        closed: Watermark,
+    },
     /// It does not continue where the shard stands.
     Gap {
         /// Where it stands.
@@ -111,11 +118,13 @@ pub(crate) struct Checkpoint {
     pub(crate) base: Base,
     pub(crate) attempt: Attempt,
     pub(crate) vector: Vector,
+    /// The highest watermark so far.
+    pub(crate) closed: Watermark,
     pub(crate) state: Vec<StateDelta>,
     pub(crate) output: Vec<OutputBatch>,
     pub(crate) dead_letters: Vec<DeadLetter>,
-    /// The key columns of each state table.
-    pub(crate) tables: Vec<usize>,
+    /// The state tables.
+    pub(crate) tables: Vec<StateTable>,
     pub(crate) span: Span,
 }
 

@@ -4,41 +4,41 @@
 //! what that shard still needs. Ranges of a lane are contiguous, so that a shard can tell a replay and a gap from what
 //! comes next. One batch of a lane is unanswered at a time: while the shards work on it, the next one is prepared. Before a
 //! record that must not be passed the batch is cut: what precedes it is processed, and the partition halts at its offset.
+//!
+//! While a partition is idle it holds back no watermark, so shards may close windows of which it has rows to come. Before it
+//! goes on, or stands still for longer, it asks each of them how far it has: from then on it holds back again, and its rows
+//! are judged by the answers.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use actix::dev::Request;
-use actix::{Actor, ActorContext, ActorFutureExt, Addr, AsyncContext, Context, Handler, WrapFuture};
+use actix::{Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, WrapFuture};
 use arrow::array::{AsArray, RecordBatch};
-use arrow::datatypes::Int64Type;
+use arrow::datatypes::{Int64Type, TimestampMillisecondType};
 use futures::future::join_all;
-use tokio::sync::MutexGuard;
 use tokio::time::{Duration, Instant};
 use tracing::{Instrument, Span};
 
 use crate::aggregation::AggregationActor;
 use crate::board::{Activity, ActorId, Life};
-use crate::child::{Cause, Exit, panic_text};
+use crate::child::{Cause, Exit, Origin, panic_text};
+use crate::credit::Credit;
 use crate::env::Env;
 use crate::lane;
+use crate::mailbox::{Counted, Mailbox, counted};
 use crate::message::{Crash, Incarnation, LaneBatch, LaneReply, Register};
 use crate::pause::Brake;
 use crate::points::{self, Point};
 use crate::ports::{
-    CrashNote, PartitionReader, SourceBatch, SourceError, SourceStage, StageError, StageInput, StageOutput,
+    LaneRows, PartitionReader, SourceBatch, SourceError, SourceStage, StageError, StageInput, StageOutput,
 };
 use crate::position::{Offset, Range, SourcePartition, Watermark};
 use crate::spans::{self, Sampling, part_of};
+use crate::suspicion::{self, Suspicion};
 
 /// How often an idle lane asks whether the other side still agrees.
 const PROBE: Duration = Duration::from_secs(1);
-/// Into how many parts the suspects are cut after each crash of the whole process.
-const NARROWING: i64 = 16;
-/// Records in a batch when all that is known is that the process dies.
-const FIRST_SUSPECTS: i64 = 1024;
-/// Batches after which a partition without a suspect is trusted again.
-const INNOCENT: u32 = 64;
 
 pub(crate) struct PartitionActor {
     life: Option<PartitionLife>,
@@ -54,8 +54,10 @@ pub(crate) struct PartitionLife {
     pub(crate) start: Offset,
     /// How often the actor panicked in a row at the place where it stands.
     pub(crate) panics: u32,
+    /// The life before did not come back from a batch.
+    pub(crate) hung: bool,
     /// One for each shard; none where the lane is switched off.
-    pub(crate) lanes: Vec<Option<Addr<AggregationActor>>>,
+    pub(crate) lanes: Vec<Option<Mailbox<AggregationActor>>>,
     /// The restart that this life begins with, if it is one.
     pub(crate) restart: Span,
     /// Pulled when the partition is to stand still.
@@ -80,6 +82,8 @@ impl Actor for PartitionActor {
     }
 }
 
+counted!(PartitionActor: Crash);
+
 impl Handler<Crash> for PartitionActor {
     type Result = ();
 
@@ -91,14 +95,15 @@ impl Handler<Crash> for PartitionActor {
 impl From<SourceError> for Cause {
     fn from(error: SourceError) -> Self {
         match error {
-            SourceError::Failed(what) => Self::Failed(what),
+            SourceError::Failed(what) => Self::Failed(Origin::Source, what),
             SourceError::Halt(what) => Self::Halt(what),
         }
     }
 }
 
 /// What was sent to shards, by their numbers, and not answered yet.
-type Unanswered = Vec<(usize, Request<AggregationActor, LaneBatch>)>;
+type Unanswered = Vec<(usize, Sent)>;
+type Sent = Request<AggregationActor, Counted<LaneBatch>>;
 
 /// What the stage is given for one batch.
 struct Given<'a> {
@@ -106,14 +111,27 @@ struct Given<'a> {
     watermark: Watermark,
     quiet: Option<Duration>,
     cuts: &'a [Option<Offset>],
+    closed: &'a [Watermark],
 }
 
 /// The way to one shard.
 struct Lane {
-    shard: Addr<AggregationActor>,
+    /// The number of the shard.
+    number: usize,
+    shard: Mailbox<AggregationActor>,
     incarnation: Incarnation,
     /// The next offset that goes down this lane.
     next: Offset,
+    /// Up to where the shard had closed its windows when it last answered.
+    closed: Watermark,
+}
+
+/// What a batch says beside its rows.
+#[derive(Clone, Copy, Default)]
+struct Said {
+    watermark: Watermark,
+    idle: bool,
+    raised: Watermark,
 }
 
 impl PartitionLife {
@@ -125,16 +143,14 @@ impl PartitionLife {
             // A shard passes over what nobody waits for any more. No next life would send it again, so it would be missing
             // for as long as the partition is halted or paused.
             Err(cause @ (Cause::Halt(_) | Cause::Paused)) => {
-                self.answered(&mut unanswered).await.err().unwrap_or(cause)
+                self.answered(&mut unanswered, &mut []).await.err().unwrap_or(cause)
             }
             Err(cause) => cause,
         }
     }
 
     fn activity(&self, activity: Activity) {
-        self.env.board.partition(self.partition.key, |status| {
-            (status.activity, status.activity_since) = (activity, Instant::now());
-        });
+        self.env.board.partition(self.partition.key, |status| status.turn(activity));
     }
 
     /// Asks every shard for its position; a shard answers when it is loaded.
@@ -156,9 +172,10 @@ impl PartitionLife {
             positions().min_by_key(|position| (position.next, std::cmp::Reverse(position.watermark)))
         };
         let (from, watermark) = lowest.map_or((self.start, None), |position| (position.next, position.watermark));
-        let lanes = answers.into_iter().map(|answer| {
+        let lanes = answers.into_iter().enumerate().map(|(number, answer)| {
             let (shard, answer) = answer?;
-            Some(Lane { shard, incarnation: answer.shard, next: answer.position.next })
+            let (incarnation, next) = (answer.shard, answer.position.next);
+            Some(Lane { number, shard, incarnation, next, closed: answer.closed })
         });
         (lanes.collect(), from, watermark)
     }
@@ -213,20 +230,29 @@ impl PartitionLife {
         let mut last_probe = Instant::now();
         // Since when the shards have everything up to the end of the log.
         let mut quiet: Option<Instant> = None;
+        // Whether the shards were told that nothing follows for now, and not been asked since.
+        let mut unasked = false;
+        let mut reading = Instant::now();
         env.board.partition(key, |status| {
             status.actor.life = Life::Running;
-            status.position = position;
+            status.stands(position);
             status.watermark = watermark;
             status.progress = Instant::now();
         });
 
         loop {
-            if self.brake.pulled() {
-                return Err(Cause::Paused);
+            let read = if self.brake.pulled() {
+                Err(Cause::Paused)
+            } else {
+                self.activity(Activity::Reading);
+                reading = Instant::now();
+                self.read(reader.as_mut(), position, &suspicion).await
+            };
+            if matches!(read, Err(Cause::Halt(_) | Cause::Paused)) && unasked {
+                // What comes while it stands still is to find its windows open.
+                self.wake(unanswered, &mut lanes, position, watermark).await?;
             }
-            self.activity(Activity::Reading);
-            let reading = Instant::now();
-            let batch = self.read(reader.as_mut(), position, &suspicion).await?;
+            let batch = read?;
             let traced = !batch.range.is_empty() && sampling.due();
             let span = if traced { self.batch_span(&batch, reading.elapsed()) } else { Span::none() };
             if batch.lost {
@@ -234,12 +260,12 @@ impl PartitionLife {
                 env.board.event(ActorId::Partition(key), what);
             }
             if batch.range.is_empty() {
-                self.answered(unanswered).await?;
+                self.answered(unanswered, &mut lanes).await?;
                 // Where the end is not known no broker answers: then it is no fault of ours that nothing comes.
                 if batch.end.is_none_or(|end| end <= position) {
                     env.board.partition(key, |status| status.progress = Instant::now());
                 }
-                if batch.end.is_some_and(|end| end <= position) {
+                if batch.end.is_some_and(|end| end <= position) && !batch.open_transaction {
                     suspicion.cleared(self).await?;
                     quiet.get_or_insert_with(Instant::now);
                 } else {
@@ -250,6 +276,9 @@ impl PartitionLife {
                 }
             } else {
                 quiet = None;
+                if std::mem::take(&mut unasked) && !flaw!(WokenUnasked) {
+                    self.wake(unanswered, &mut lanes, position, watermark).await?;
+                }
             }
             #[cfg(feature = "simulation")]
             if flaw!(IdleBesideTheLane) && batch.end == Some(batch.range.until) {
@@ -259,25 +288,27 @@ impl PartitionLife {
             }
             last_probe = Instant::now();
 
-            let waiting = Instant::now();
-            let credit = if batch.range.is_empty() {
+            let mut credit = if batch.range.is_empty() {
                 None
             } else {
                 self.activity(Activity::WaitingForCredit);
                 let acquiring = env.credits.acquire(batch.records.num_rows(), batch.bytes);
-                acquiring.instrument(part_of!(span, "credit")).await.map(Arc::new)
+                Some(acquiring.instrument(part_of!(span, "credit")).await)
             };
-            let waited = waiting.elapsed();
 
-            let accused = suspicion.trying(self, batch.range).await?;
+            // Offsets without records are no suspects: with them a single record would never be left.
+            let accused = match batch.records.num_rows() {
+                0 => None,
+                rows => suspicion.trying(self, part(&batch, 0, rows)?.range).await?,
+            };
             self.activity(Activity::Processing);
-            let processing = Instant::now();
             let needed = |lane: &Lane| if flaw!(ReplayNotTrimmed) { batch.range.from } else { lane.next };
             let cuts: Vec<Option<Offset>> =
                 lanes.iter().map(|lane| lane.as_ref().map(|lane| needed(lane).max(batch.range.from))).collect();
+            let closed: Vec<Watermark> = lanes.iter().map(|lane| lane.as_ref().and_then(|lane| lane.closed)).collect();
             let quiet = quiet.map(|since| since.elapsed());
             let process = |stage: &mut Box<dyn SourceStage>, batch: &SourceBatch| {
-                let given = Given { batch, watermark, quiet, cuts: &cuts };
+                let given = Given { batch, watermark, quiet, cuts: &cuts, closed: &closed };
                 let span = part_of!(span, "source stage");
                 span.in_scope(|| self.process(stage, given, &suspicion))
                     .inspect_err(|unprocessed| unprocessed.note(&span))
@@ -293,56 +324,37 @@ impl PartitionLife {
                 Err(Unprocessed::Ended(cause)) => return Err(cause),
             };
             let idle = output.idle && batch.range.is_empty();
-            let processed = processing.elapsed();
+            unasked |= idle;
+            let raised = output.raised.filter(|_| idle);
+            let said = Said { watermark: output.watermark, idle, raised };
 
             self.activity(Activity::WaitingForLanes);
-            let waiting = Instant::now();
-            self.answered(unanswered).await?;
-            let waited = waited + waiting.elapsed();
+            self.answered(unanswered, &mut lanes).await?;
 
+            if let Some(credit) = &mut credit {
+                let carried = |size: fn(&LaneRows) -> usize| output.lanes.iter().map(size).sum();
+                credit.shrink(carried(LaneRows::num_rows), carried(LaneRows::bytes));
+            }
+            let credit = credit.map(Arc::new);
             for (number, (lane, rows)) in lanes.iter_mut().zip(output.lanes).enumerate() {
                 let Some(lane) = lane else { continue };
-                invariant!(batch.range.from <= lane.next, "{} leaves a gap in a lane at {}", batch.range, lane.next);
-                let Some(range) = lane::cut(batch.range, lane.next) else { continue };
-                let count: usize = rows.rows.iter().map(RecordBatch::num_rows).sum();
-                let of_lane = part_of!(
-                    span,
-                    "lane",
-                    strandline.shard = number as i64,
-                    strandline.offset.from = range.from.0,
-                    strandline.offset.until = range.until.0,
-                    strandline.rows = count as i64,
-                );
-                let message = LaneBatch {
-                    partition: key,
-                    incarnation: self.incarnation,
-                    shard_incarnation: lane.incarnation,
-                    range,
-                    watermark: output.watermark,
-                    idle,
-                    rows,
-                    credit: credit.clone(),
-                    batch: span.clone(),
-                    span: of_lane,
-                };
-                unanswered.push((number, lane.shard.send(message)));
-                lane.next = range.until;
+                let sent = self.send(lane, batch.range, said, rows, credit.clone(), &span);
+                unanswered.extend(sent.map(|sent| (number, sent)));
             }
             (position, watermark) = (batch.range.until, output.watermark);
             if suspicion.narrow {
-                self.answered(unanswered).await?;
+                self.answered(unanswered, &mut lanes).await?;
                 suspicion.survived(self, position).await?;
             }
             drop(accused);
             suspicion.isolate &= batch.range.is_empty();
             env.board.partition(key, |status| {
-                status.position = position;
+                status.stands(position);
+                status.timestamp = timestamps(&batch.records).next_back().or(status.timestamp);
                 status.watermark = watermark;
                 status.rows += batch.records.num_rows() as u64;
                 status.bytes += batch.bytes as u64;
                 status.batches += u64::from(!batch.range.is_empty());
-                status.stage_micros += micros(processed);
-                status.blocked_micros += micros(waited);
                 if !batch.range.is_empty() {
                     status.progress = Instant::now();
                 }
@@ -351,6 +363,62 @@ impl PartitionLife {
                 return Err(halt);
             }
         }
+    }
+
+    /// Tells the shards that it is idle no more, and asks how far each has closed its windows.
+    async fn wake(
+        &self,
+        unanswered: &mut Unanswered,
+        lanes: &mut [Option<Lane>],
+        position: Offset,
+        watermark: Watermark,
+    ) -> Result<(), Cause> {
+        self.answered(unanswered, lanes).await?;
+        for (number, lane) in lanes.iter_mut().enumerate() {
+            let (woken, rows) = (Said { watermark, ..Said::default() }, LaneRows::default());
+            let sent = lane
+                .as_mut()
+                .and_then(|lane| self.send(lane, Range::probe(position), woken, rows, None, &Span::none()));
+            unanswered.extend(sent.map(|sent| (number, sent)));
+        }
+        self.answered(unanswered, lanes).await
+    }
+
+    /// Sends what a lane still needs of a range.
+    fn send(
+        &self,
+        lane: &mut Lane,
+        batch: Range,
+        said: Said,
+        rows: LaneRows,
+        credit: Option<Arc<Credit>>,
+        span: &Span,
+    ) -> Option<Sent> {
+        invariant!(batch.from <= lane.next, "{} leaves a gap in a lane at {}", batch, lane.next);
+        let range = lane::cut(batch, lane.next)?;
+        lane.next = range.until;
+        let of_lane = part_of!(
+            *span,
+            "lane",
+            strandline.shard = lane.number as i64,
+            strandline.offset.from = range.from.0,
+            strandline.offset.until = range.until.0,
+            strandline.rows = rows.rows.iter().map(RecordBatch::num_rows).sum::<usize>() as i64,
+        );
+        let Said { watermark, idle, raised } = said;
+        Some(lane.shard.send(LaneBatch {
+            partition: self.partition.key,
+            incarnation: self.incarnation,
+            shard_incarnation: lane.incarnation,
+            range,
+            watermark,
+            idle,
+            raised,
+            rows,
+            credit,
+            batch: span.clone(),
+            span: of_lane,
+        }))
     }
 
     async fn read(
@@ -372,21 +440,32 @@ impl PartitionLife {
             return Ok(SourceBatch { range, ..batch });
         }
         if batch.range.from != position || batch.range.until < position {
-            return Err(Cause::Failed(format!("asked for records from {position}, but got {}", batch.range)));
+            return Err(Cause::Failed(
+                Origin::Source,
+                format!("asked for records from {position}, but got {}", batch.range),
+            ));
         }
-        if batch.end.is_some() || batch.range.is_empty() {
-            self.env.board.partition(self.partition.key, |status| status.end = batch.end);
-        }
+        self.env.board.partition(self.partition.key, |status| {
+            if batch.end.is_some() || batch.range.is_empty() {
+                status.learned(batch.end);
+            }
+            status.timestamp = timestamps(&batch.records).next().or(status.timestamp);
+        });
         Ok(batch)
     }
 
-    /// Waits until the shards have taken what was sent.
-    async fn answered(&self, unanswered: &mut Unanswered) -> Result<(), Cause> {
+    /// Waits until the shards have taken what was sent, and notes up to where they have closed their windows.
+    async fn answered(&self, unanswered: &mut Unanswered, lanes: &mut [Option<Lane>]) -> Result<(), Cause> {
         for (shard, request) in unanswered.drain(..) {
             match request.await {
-                Ok(LaneReply::Done) => {}
+                Ok(LaneReply::Done { closed }) => {
+                    lanes.get_mut(shard).into_iter().flatten().for_each(|lane| lane.closed = closed);
+                }
                 Ok(LaneReply::Gap { expected }) => {
-                    return Err(Cause::Failed(format!("shard {shard} expects offset {expected}: there is a gap")));
+                    return Err(Cause::Failed(
+                        Origin::Lane,
+                        format!("shard {shard} expects offset {expected}: there is a gap"),
+                    ));
                 }
                 Ok(LaneReply::Ignored) | Err(_) => superseded().await,
             }
@@ -397,11 +476,12 @@ impl PartitionLife {
     fn process(
         &self,
         stage: &mut Box<dyn SourceStage>,
-        Given { batch, watermark, quiet, cuts }: Given<'_>,
+        Given { batch, watermark, quiet, cuts, closed }: Given<'_>,
         suspicion: &Suspicion,
     ) -> Result<StageOutput, Unprocessed> {
+        let now = self.env.pipeline.clock.wall();
         let run = |stage: &mut dyn SourceStage, batch: &SourceBatch, poison: &[Offset]| {
-            stage.run(StageInput { partition: &self.partition, batch, watermark, quiet, cuts, poison })
+            stage.run(StageInput { partition: &self.partition, batch, watermark, quiet, cuts, closed, now, poison })
         };
         if !suspicion.isolate {
             return Ok(run(stage.as_mut(), batch, &suspicion.poison)?);
@@ -441,16 +521,15 @@ impl PartitionLife {
     async fn suspicion(&self, position: Offset) -> Result<Suspicion, Cause> {
         let (env, key) = (&self.env, self.partition.key);
         let store = &env.pipeline.store;
+        if self.hung {
+            env.trial.give_up();
+        }
         let before = env.patiently("reading a crash note", || store.crash_note(&key)).await?;
-        let generation = env.generation;
-        let note = match before.filter(|note| note.position == position) {
-            Some(note) if note.generation == generation => note,
-            Some(note) => CrashNote { generation, deaths: note.deaths.saturating_add(1), ..note },
-            None => CrashNote { position, generation, deaths: 0, suspect: None },
-        };
+        let note = suspicion::note(before, position, env.generation, env.trial.is_of(&key), self.hung);
         if before != Some(note) {
             env.patiently("writing a crash note", || store.write_crash_note(&key, Some(&note))).await?;
         }
+        env.trial.over(&key);
         Ok(Suspicion::new(note, self.panics, env.pipeline.tuning.poison_crashes))
     }
 }
@@ -458,10 +537,6 @@ impl PartitionLife {
 /// A life that was replaced, or whose shard died, waits here for its end: the supervisor starts it anew.
 async fn superseded<T>() -> T {
     std::future::pending().await
-}
-
-fn micros(duration: Duration) -> u64 {
-    u64::try_from(duration.as_micros()).unwrap_or(u64::MAX)
 }
 
 /// Why a batch was not processed.
@@ -512,7 +587,14 @@ fn offsets(records: &RecordBatch) -> Result<&[i64], Cause> {
         .column_by_name(crate::ports::raw::OFFSET)
         .and_then(|column| column.as_primitive_opt::<Int64Type>())
         .map(|column| column.values().as_ref())
-        .ok_or_else(|| Cause::Failed("a source batch has no `_offset BIGINT` column".into()))
+        .ok_or_else(|| Cause::Failed(Origin::Source, "a source batch has no `_offset BIGINT` column".into()))
+}
+
+/// The Kafka timestamps of a batch's records, in milliseconds; none where they have none.
+fn timestamps(records: &RecordBatch) -> impl DoubleEndedIterator<Item = i64> {
+    let column = records.column_by_name(crate::ports::raw::TIMESTAMP);
+    let column = column.and_then(|column| column.as_primitive_opt::<TimestampMillisecondType>());
+    column.into_iter().flatten().flatten()
 }
 
 /// What a batch holds before an offset.
@@ -533,124 +615,29 @@ fn part(batch: &SourceBatch, start: usize, length: usize) -> Result<SourceBatch,
     Ok(SourceBatch { range, records: records.clone(), ..*batch })
 }
 
-/// What is known of records that crash whoever touches them.
-///
-/// A panic of the stage is caught by running it under guard after a few panics at one place. A record that kills the
-/// process leaves no trace but a note that is written before each batch, once processes died here again and again, and
-/// taken back after it: each further death narrows the suspects, down to one record.
-struct Suspicion {
-    note: CrashNote,
-    /// Run the stage under guard.
-    isolate: bool,
-    /// Note every batch before it is processed.
-    narrow: bool,
-    /// Batches that were noted and survived without a suspect among them.
-    survived: u32,
-    poison: Vec<Offset>,
-}
-
-impl Suspicion {
-    fn new(note: CrashNote, panics: u32, crashes: u32) -> Self {
-        let narrow = note.deaths >= crashes.saturating_mul(2);
-        let found = note.suspect.filter(|suspect| narrow && suspect.until.0 - suspect.from.0 == 1);
-        Self {
-            note,
-            isolate: panics >= crashes,
-            narrow: narrow && found.is_none(),
-            survived: 0,
-            poison: found.map(|suspect| suspect.from).into_iter().collect(),
-        }
-    }
-
-    /// Records in the next batch at most.
-    fn limit(&self, position: Offset) -> Option<usize> {
-        if !self.narrow {
-            return None;
-        }
-        let rows = match self.note.suspect {
-            Some(suspect) if position < suspect.from => (suspect.from.0 - position.0).min(FIRST_SUSPECTS),
-            Some(suspect) => ((suspect.until.0 - suspect.from.0) / NARROWING).max(1),
-            None => FIRST_SUSPECTS,
-        };
-        usize::try_from(rows).ok()
-    }
-
-    /// Notes what is going to be processed. One partition at a time: when the process dies now, this one is accused alone.
-    async fn trying<'a>(&self, life: &'a PartitionLife, range: Range) -> Result<Option<MutexGuard<'a, ()>>, Cause> {
-        if !self.narrow || range.is_empty() {
-            return Ok(None);
-        }
-        let alone = life.env.narrowing.lock().await;
-        self.write(life, Some(&CrashNote { suspect: Some(range), ..self.note })).await?;
-        Ok(Some(alone))
-    }
-
-    /// Takes the note back: the process survived.
-    async fn survived(&mut self, life: &PartitionLife, position: Offset) -> Result<(), Cause> {
-        if !self.narrow {
-            return Ok(());
-        }
-        self.survived += 1;
-        let past = self.note.suspect.map_or(self.survived > INNOCENT, |suspect| position >= suspect.until);
-        if past {
-            return self.cleared(life).await;
-        }
-        self.write(life, Some(&self.note)).await
-    }
-
-    /// Nothing is suspected any more.
-    async fn cleared(&mut self, life: &PartitionLife) -> Result<(), Cause> {
-        if self.note.deaths == 0 {
-            return Ok(());
-        }
-        (self.narrow, self.note.deaths, self.note.suspect) = (false, 0, None);
-        self.write(life, None).await
-    }
-
-    async fn write(&self, life: &PartitionLife, note: Option<&CrashNote>) -> Result<(), Cause> {
-        let (store, key) = (&life.env.pipeline.store, life.partition.key);
-        Ok(life.env.patiently("writing a crash note", || store.write_crash_note(&key, note)).await?)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::pointer::Generation;
 
     #[test]
     fn what_stands_before_a_record_is_a_batch_of_its_own() {
         let offsets: arrow::array::ArrayRef = std::sync::Arc::new(arrow::array::Int64Array::from(vec![3, 4, 8]));
         let records = RecordBatch::try_from_iter([(crate::ports::raw::OFFSET, offsets)]).expect("a batch");
         let range = Range::new(Offset(1), Offset(12));
-        let batch = SourceBatch { range, records, bytes: 30, end: None, lost: false, producers: Default::default() };
+        let batch = SourceBatch {
+            range,
+            records,
+            bytes: 30,
+            end: None,
+            open_transaction: false,
+            lost: false,
+            producers: Default::default(),
+        };
         for (at, rows) in [(3, 0), (4, 1), (8, 2)] {
             let before = before(&batch, Offset(at)).expect("a part");
             assert_eq!((before.range, before.records.num_rows()), (Range::new(Offset(1), Offset(at)), rows));
         }
         let none = before(&batch, Offset(1)).expect("a part");
         assert_eq!((none.range.is_empty(), none.records.num_rows()), (true, 0));
-    }
-
-    fn note(deaths: u32, suspect: Option<(i64, i64)>) -> CrashNote {
-        let suspect = suspect.map(|(from, until)| Range::new(Offset(from), Offset(until)));
-        CrashNote { position: Offset(100), generation: Generation(1), deaths, suspect }
-    }
-
-    #[test]
-    fn suspicion_grows_with_every_death_at_one_place_until_one_record_is_left() {
-        let first = Suspicion::new(note(0, None), 0, 3);
-        assert!(!first.isolate && !first.narrow && first.limit(Offset(100)).is_none());
-        let guarded = Suspicion::new(note(0, None), 3, 3);
-        assert!(guarded.isolate && !guarded.narrow);
-        let narrowing = Suspicion::new(note(6, None), 0, 3);
-        assert_eq!((narrowing.narrow, narrowing.limit(Offset(100))), (true, Some(1024)));
-        let narrower = Suspicion::new(note(7, Some((1124, 2148))), 0, 3);
-        assert_eq!((narrower.limit(Offset(100)), narrower.limit(Offset(1124))), (Some(1024), Some(64)));
-        assert_eq!(narrower.limit(Offset(1120)), Some(4));
-        let last = Suspicion::new(note(8, Some((1200, 1203))), 0, 3);
-        assert_eq!(last.limit(Offset(1200)), Some(1));
-        let found = Suspicion::new(note(9, Some((1201, 1202))), 0, 3);
-        assert_eq!((found.narrow, found.poison), (false, vec![Offset(1201)]));
     }
 }

@@ -8,7 +8,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize};
 use uuid::Uuid;
 
-use crate::position::Vector;
+use crate::position::{Vector, Watermark};
 use crate::rewind::Rewind;
 
 /// A part of the key space, `0..S`: the unit of atomicity.
@@ -113,6 +113,9 @@ pub struct SegmentRef {
     pub bytes: u64,
     /// XXH3-64 of the encoded bytes.
     pub checksum: u64,
+    /// All of its rows are gone by themselves once a checkpoint has this watermark.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub until: Watermark,
 }
 
 /// The output of one checkpoint, which may have to be delivered again. It keeps the epoch and the timestamp of its own
@@ -132,6 +135,10 @@ pub struct Outbox {
 pub struct Content {
     /// How far the shard is in each partition.
     pub vector: Vector,
+    /// The highest watermark that the shard has had: windows up to it are closed, and rows of state that last no longer are
+    /// gone.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub closed: Watermark,
     /// The segments of its state, oldest first: later rows replace earlier ones.
     pub state: Vec<SegmentRef>,
     /// The output that goes with it.
@@ -156,6 +163,9 @@ pub struct Kept {
     pub epoch: Epoch,
     /// How far the shard was.
     pub vector: Vector,
+    /// Up to where it had closed windows.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub closed: Watermark,
     /// The segments of its state.
     pub state: Vec<SegmentRef>,
 }

@@ -36,6 +36,8 @@ pub enum Point {
     Rewound,
     /// Dead letters are sent again and acknowledged, but not marked yet.
     Replayed,
+    /// One of several sinks has its part of the output of an epoch.
+    PartDelivered,
 }
 
 impl Point {
@@ -58,6 +60,9 @@ impl Point {
     /// Those of commands that change what is stored.
     pub const OF_COMMANDS: [Self; 2] = [Self::Rewound, Self::Replayed];
 
+    /// Those of a service with several sinks.
+    pub const OF_SEVERAL_SINKS: [Self; 1] = [Self::PartDelivered];
+
     /// Its name in `KILL_AT`.
     pub fn name(self) -> &'static str {
         match self {
@@ -75,6 +80,7 @@ impl Point {
             Self::Restore => "restore",
             Self::Rewound => "rewound",
             Self::Replayed => "replayed",
+            Self::PartDelivered => "part-delivered",
         }
     }
 }
@@ -112,7 +118,8 @@ mod reached {
     fn wanted(variable: &str) -> Option<(Point, AtomicU64)> {
         let given = std::env::var(variable).ok()?;
         let parsed = given.split_once(':').and_then(|(name, count)| {
-            let point = Point::ALL.into_iter().chain(Point::OF_COMMANDS).find(|point| point.name() == name)?;
+            let all = Point::ALL.into_iter().chain(Point::OF_COMMANDS).chain(Point::OF_SEVERAL_SINKS);
+            let point = all.into_iter().find(|point| point.name() == name)?;
             Some((point, AtomicU64::new(count.parse().ok().filter(|count| *count > 0)?)))
         });
         Some(parsed.unwrap_or_else(|| panic!("{variable} is `{given}`, which is no <point>:<n>")))

@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use tracing::Span;
 
+use crate::pause::Wishes;
 use crate::pointer::{Attempt, Base, Epoch, Generation, Pointer, SegmentKey, ShardId};
 use crate::position::{Counts, Offset, PartitionKey, Range, SourcePartition, Watermark};
 
@@ -36,6 +37,8 @@ pub struct SourceBatch {
     pub bytes: usize,
     /// The first offset that the log does not have yet, as far as it is known.
     pub end: Option<Offset>,
+    /// Records lie beyond that end which nobody may read yet, since a transaction is open.
+    pub open_transaction: bool,
     /// The records of the whole range were deleted before they were read, and the policy says to go on without them.
     pub lost: bool,
     /// The spans in which some of its records were produced, as their headers tell.
@@ -92,6 +95,10 @@ pub trait Source: Send + Sync {
 
     /// Starts to read a partition at an offset.
     async fn open(&self, partition: &SourcePartition, from: Offset) -> Result<Box<dyn PartitionReader>, SourceError>;
+
+    /// The first offset that a partition's log does not have yet, asked once; `None` when nobody answers, or when the partition
+    /// is gone.
+    async fn end(&self, partition: &SourcePartition) -> Option<Offset>;
 
     /// Links the span of a batch with those in which its records were produced.
     fn link(&self, _batch: &Span, _producers: &Producers) {}
@@ -150,6 +157,11 @@ pub struct StageInput<'a> {
     /// For each shard the first offset that it still needs; rows below are cut before aggregation. `None`: the lane is
     /// off and gets nothing.
     pub cuts: &'a [Option<Offset>],
+    /// For each shard up to where it had closed its windows when it last answered: what belongs to these is too late there. It
+    /// closes no more of them than the partition's own watermark lets it, for as long as the partition is not idle.
+    pub closed: &'a [Watermark],
+    /// The wall clock, in microseconds since the epoch.
+    pub now: i64,
     /// Records that are dead-lettered without being looked at, since they made the stage panic before.
     pub poison: &'a [Offset],
 }
@@ -165,6 +177,19 @@ pub struct LaneRows {
     pub counts: Counts,
 }
 
+impl LaneRows {
+    /// How many rows and bad records it carries.
+    pub fn num_rows(&self) -> usize {
+        self.rows.iter().map(RecordBatch::num_rows).sum::<usize>() + self.dead_letters.len()
+    }
+
+    /// What they take in memory.
+    pub fn bytes(&self) -> usize {
+        let letters: usize = self.dead_letters.iter().map(DeadLetter::bytes).sum();
+        self.rows.iter().map(RecordBatch::get_array_memory_size).sum::<usize>() + letters
+    }
+}
+
 /// What the source stage made of a batch.
 #[derive(Clone, Debug)]
 pub struct StageOutput {
@@ -175,6 +200,8 @@ pub struct StageOutput {
     /// The partition was quiet for so long that it is to hold back no watermark until its next range. Counts only with an
     /// empty batch.
     pub idle: bool,
+    /// Up to where windows are to close once all partitions are idle, since this one is silent. Counts only when it is idle.
+    pub raised: Watermark,
 }
 
 /// Why a half of the query cannot go on.
@@ -198,7 +225,8 @@ pub enum StageError {
 
 /// The first half of the query, on one partition: decode, filter, project, watermark, partial aggregation, routing.
 ///
-/// Its result is a pure function of the input: how the log was cut into batches changes nothing.
+/// Its result is a pure function of the input: how the log was cut into batches changes nothing. What becomes of a row is
+/// decided and counted by the lane that the row belongs to: a shard that takes ranges again judges only its own rows anew.
 pub trait SourceStage: Send {
     /// Makes of a batch what each lane carries.
     fn run(&mut self, input: StageInput<'_>) -> Result<StageOutput, StageError>;
@@ -212,6 +240,8 @@ pub struct StateDelta {
     pub table: usize,
     /// The changed rows, each key at most once.
     pub rows: RecordBatch,
+    /// These are all rows that the table has now, so nothing older counts.
+    pub whole: bool,
 }
 
 /// A state table of an operator.
@@ -219,6 +249,9 @@ pub struct StateDelta {
 pub struct StateTable {
     /// How many of its columns, from the first on, are the key.
     pub key_columns: usize,
+    /// The last column but one, `_until BIGINT`, is a function of the key, and says when a row is gone by itself: once a
+    /// checkpoint has a watermark that is not below it. So a window that has closed needs no removal of its groups.
+    pub expires: bool,
 }
 
 /// Whether rows are written or removed.
@@ -256,7 +289,7 @@ pub trait KeyedOperator: Send {
     fn tables(&self) -> Vec<StateTable>;
 
     /// Takes what a lane carried. `watermark` is that of the shard after the range: the lowest over its partitions that are
-    /// not idle, and never below an earlier one of the same life. Also called without rows, when the watermark has risen.
+    /// not idle, and never below an earlier one. Also called without rows, when the watermark has risen.
     fn apply(&mut self, rows: Vec<RecordBatch>, watermark: Watermark) -> Result<(), StageError>;
 
     /// What has changed since the last call. Called between two ranges, never inside one.
@@ -350,8 +383,11 @@ pub struct CrashNote {
     pub generation: Generation,
     /// Processes that ended there without getting on.
     pub deaths: u32,
-    /// The offsets that were being processed, once they are suspected.
+    /// The offsets that were being processed when a process died, once they are suspected.
     pub suspect: Option<Range>,
+    /// The offsets that are being processed: whoever dies now makes them the suspects.
+    #[serde(default)]
+    pub trying: Option<Range>,
 }
 
 /// A sign of life of the process that owns the pipeline.
@@ -426,6 +462,12 @@ pub trait StateStore: Send + Sync {
     /// Writes dead letters under a write timestamp (microseconds). Writing the same ones again is harmless.
     async fn write_dead_letters(&self, letters: &[DeadLetter], timestamp: i64) -> Result<(), StoreError>;
 
+    /// What was told to stand still. Nothing, if that was never stored.
+    async fn paused(&self) -> Result<Wishes, StoreError>;
+
+    /// Stores what is to stand still, over what was stored before.
+    async fn write_paused(&self, wishes: &Wishes) -> Result<(), StoreError>;
+
     /// Reads a partition's crash note.
     async fn crash_note(&self, key: &PartitionKey) -> Result<Option<CrashNote>, StoreError>;
 
@@ -481,8 +523,8 @@ pub trait Sink: Send + Sync {
     /// Whether a row replaces the earlier one of its key, so that computing it again from earlier records is harmless.
     fn replaces(&self) -> bool;
 
-    /// Whether it takes nothing, so that no output need be kept for another delivery.
-    fn discards(&self) -> bool {
+    /// Whether the sink of this number takes nothing, so that no output need be kept for another delivery.
+    fn discards(&self, _sink: usize) -> bool {
         false
     }
 }

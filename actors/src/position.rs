@@ -98,8 +98,11 @@ pub struct Counts {
     pub processed: u64,
     /// Rows that the query's WHERE left out.
     pub filtered: u64,
-    /// Rows that came after their window had closed.
+    /// Rows that came after the watermark of their own partition had passed their window.
     pub late: u64,
+    /// Rows that were not late by that, but met a window that silence or idleness had closed early.
+    #[serde(default)]
+    pub late_closed: u64,
     /// Records that went to the dead letters.
     pub dead_lettered: u64,
     /// Bad records that the policy `skip` passed over.
@@ -111,14 +114,19 @@ pub struct Counts {
     /// Offsets whose records were deleted before they were read, where the policy says to go on without them.
     #[serde(default)]
     pub lost: u64,
+    /// Records whose event time was too far ahead to move the watermark. A mark beside the others, not one of them: what
+    /// became of such a record is counted there.
+    #[serde(default)]
+    pub ahead: u64,
 }
 
 impl Counts {
-    /// All offsets that were counted.
+    /// All offsets that were counted, each once.
     pub fn total(&self) -> u64 {
         self.processed
             + self.filtered
             + self.late
+            + self.late_closed
             + self.dead_lettered
             + self.skipped
             + self.tombstones
@@ -131,11 +139,13 @@ impl Counts {
         self.processed += other.processed;
         self.filtered += other.filtered;
         self.late += other.late;
+        self.late_closed += other.late_closed;
         self.dead_lettered += other.dead_lettered;
         self.skipped += other.skipped;
         self.tombstones += other.tombstones;
         self.gaps += other.gaps;
         self.lost += other.lost;
+        self.ahead += other.ahead;
     }
 }
 
@@ -150,14 +160,25 @@ pub struct Position {
     /// next range.
     #[serde(default)]
     pub idle: bool,
+    /// While it is idle: how far its silence alone lets windows close.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub raised: Watermark,
     /// What became of the offsets that this shard owns.
     pub counts: Counts,
+    /// Where the counts begin, if not at the partition's stored start: a rewind sets it, so that counts and distance stay equal.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub counted_from: Option<Offset>,
 }
 
 impl Position {
     /// The position of a partition of which nothing was read yet.
     pub fn start(next: Offset) -> Self {
-        Self { next, watermark: None, idle: false, counts: Counts::default() }
+        Self { next, watermark: None, idle: false, raised: None, counts: Counts::default(), counted_from: None }
+    }
+
+    /// The partition is quiet no more, or not known to be: it holds back the shard's watermark.
+    pub fn wake(&mut self) {
+        (self.idle, self.raised) = (false, None);
     }
 }
 
@@ -173,7 +194,8 @@ impl Vector {
     }
 
     /// The lowest watermark over the partitions that are not idle; `None` while one of them is not known. If all are idle it
-    /// is the highest, as when the one that has it had fallen idle last: in which order they did must not matter.
+    /// is the highest, as when the one that has it had fallen idle last: in which order they did must not matter. Then silence
+    /// counts too, by which the windows of the last rows close.
     pub fn watermark(&self) -> Watermark {
         let mut lowest = None;
         for position in self.0.values().filter(|position| !position.idle) {
@@ -183,7 +205,7 @@ impl Vector {
             };
             lowest = Some(lowest.map_or(watermark, |low: i64| low.min(watermark)));
         }
-        lowest.or_else(|| self.0.values().filter_map(|position| position.watermark).max())
+        lowest.or_else(|| self.0.values().filter_map(|position| position.watermark.max(position.raised)).max())
     }
 
     /// Whether no partition stands lower than it did before.
@@ -242,6 +264,17 @@ mod tests {
         for (positions, watermark) in cases {
             assert_eq!(vector(positions).watermark(), watermark, "{positions:?}");
         }
+    }
+
+    #[test]
+    fn silence_raises_the_watermark_only_while_every_partition_is_idle() {
+        let mut vector = vector(&[(Some(5), true), (Some(3), true), (None, true)]);
+        vector.0.values_mut().next().unwrap().raised = Some(9);
+        assert_eq!(vector.watermark(), Some(9));
+        vector.0.values_mut().nth(1).unwrap().wake();
+        assert_eq!(vector.watermark(), Some(3));
+        vector.0.values_mut().next().unwrap().wake();
+        assert_eq!(vector.0.values().next().unwrap().raised, None);
     }
 
     #[test]

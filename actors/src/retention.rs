@@ -20,7 +20,7 @@ fn needed(board: &Snapshot, key: &PartitionKey) -> Option<Offset> {
     let stands =
         board.partitions.get(key).is_some_and(|status| matches!(status.actor.life, Life::Halted | Life::Paused));
     let shards = board.shards.values().filter(|shard| stands || shard.actor.life == Life::Halted);
-    shards.filter_map(|shard| shard.positions.get(key).copied()).min()
+    shards.filter_map(|shard| Some(shard.positions.as_ref()?.get(key)?.next)).min()
 }
 
 /// How long it takes until a log's beginning passes an offset, if it goes on moving as it has: `None` while it stands.

@@ -3,8 +3,13 @@
 //! The pointers alone decide, here too. First every pointer takes a mark that says what is to become of the whole pipeline,
 //! and nothing else of it changes. Only when all have the mark, each moves to its new positions; only when all have moved,
 //! the marks come off. Nobody loads a shard that has one, so a rewind that broke off leaves a pipeline that stands still until
-//! it is finished, by the same steps from what the marks say. Shards are marked in order, so of two rewinds at the same time
-//! one finds the other's mark on the first shard. Every step is a claim: one conditional write under a generation of its own.
+//! it is finished, by the same steps from what the marks say. Every step is a claim: one conditional write under a generation
+//! of its own.
+//!
+//! Of several rewinds at the same time one wins. What is to be done is decided from all pointers as they were at one moment
+//! ([`snapshot`]), and a pointer that has changed since refuses the write; then nothing more is written before the next look.
+//! Shards are marked in order, so whoever has marked the first is alone. And a rewind has succeeded only when its own marks
+//! were there and came off.
 
 use std::collections::{BTreeMap, HashSet};
 use std::fmt;
@@ -19,7 +24,7 @@ use crate::committer::garbage;
 use crate::pointer::{Attempt, Content, Epoch, Generation, Pointer, SegmentKind, ShardId};
 use crate::points::{self, Point};
 use crate::ports::{Moved, StateStore, StoreError};
-use crate::position::{Counts, Offset, PartitionKey, Position};
+use crate::position::{Counts, Offset, PartitionKey, Position, Vector};
 use crate::recovery::{self, ClaimVerdict, Verdict};
 
 /// How long a store may leave it open whether a pointer moved.
@@ -36,8 +41,8 @@ pub struct Rewind {
     pub wish: String,
     /// Where the partitions go.
     pub to: Vec<Target>,
-    /// Whether the state is dropped: then every shard stands exactly there, with nothing counted. Otherwise a shard that
-    /// already stands lower stays, and what is read again counts again.
+    /// Whether the state is dropped: then nothing is left of what was read before, and partitions that are not among these
+    /// begin at their stored start. Otherwise what is read again counts again.
     pub reset: bool,
     /// Whether this shard is there.
     #[serde(default)]
@@ -50,8 +55,16 @@ pub struct Target {
     /// The partition.
     #[serde(flatten)]
     pub key: PartitionKey,
-    /// The next offset to read.
+    /// The next offset to read. No shard goes forward: where one stands lower when all are marked, all go there.
     pub next: Offset,
+}
+
+impl Target {
+    /// What a shard knows of a partition that goes there: nothing of what lies below, neither its watermark nor whether it is
+    /// quiet. So all shards judge what comes from there on alike, as a pipeline does that starts there.
+    fn at(&self, counts: Counts, counted_from: Offset) -> Position {
+        Position { counts, counted_from: Some(counted_from), ..Position::start(self.next) }
+    }
 }
 
 impl fmt::Display for Rewind {
@@ -63,8 +76,8 @@ impl fmt::Display for Rewind {
 /// Why a rewind did not get through. Whatever it did is kept: it goes on from there.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum RewindError {
-    /// Somebody started the pipeline meanwhile.
-    #[error("shard {0} belongs to a process of a later generation: stop the pipeline, and run the rewind again")]
+    /// Somebody started the pipeline meanwhile, or rewound it.
+    #[error("shard {0} was moved by another process meanwhile: stop the pipeline, and run the rewind again")]
     Fenced(ShardId),
     /// Another rewind was begun.
     #[error("{0}")]
@@ -72,9 +85,10 @@ pub enum RewindError {
     /// The marks say what no rewind leaves behind.
     #[error("the shards carry marks of rewinds that do not fit together: {0}")]
     Torn(String),
-    /// The store did not answer in the end.
+    /// The store did not answer, and what it did with a write cannot be seen any more.
     #[error(
-        "whether shard {shard} was moved is not known, since the store does not answer ({why}): run the rewind again"
+        "whether shard {shard} was moved is not known ({why}): see where the pipeline stands (`strandline offsets show`), and \
+         run the rewind again if it is not there"
     )]
     Unknown {
         /// The shard.
@@ -158,46 +172,111 @@ pub struct Stopped {
     pub generation: Generation,
 }
 
-impl Stopped {
-    /// Reads all pointers.
-    pub async fn pointers(&self, store: &dyn StateStore) -> Result<Vec<Option<Pointer>>, RewindError> {
+/// All pointers as they were at one moment: they are read until two looks are the same, since a pointer that has moved never
+/// comes back to what it was.
+pub async fn snapshot(store: &dyn StateStore, shards: u32) -> Result<Vec<Option<Pointer>>, RewindError> {
+    let mut before = None;
+    loop {
         let mut pointers = Vec::new();
-        for shard in 0..self.shards {
+        for shard in 0..shards {
             pointers.push(read(store, shard).await?);
         }
-        Ok(pointers)
+        if before.as_ref() == Some(&pointers) || flaw!(RewindLooksOnce) {
+            return Ok(pointers);
+        }
+        before = Some(pointers);
     }
+}
 
-    /// Begins a rewind, or finishes one that was begun. Answers the pointers as they are in the end.
-    pub async fn rewind(
+/// What became of one write.
+enum Written {
+    /// The pointer is what it was to become.
+    Done,
+    /// Somebody else moved it. This is what it means if nothing of the rewind is there.
+    Refused(RewindError),
+}
+
+impl Stopped {
+    /// Begins a rewind, and goes all the way. Answers the pointers as they are in the end.
+    pub async fn begin(
         &self,
         store: &dyn StateStore,
         clock: &HybridClock,
         rewind: &Rewind,
     ) -> Result<Vec<Option<Pointer>>, RewindError> {
-        let mut begun = false;
+        self.rewind(store, clock, rewind, false).await
+    }
+
+    /// Finishes a rewind whose marks were seen. Where there are none any more, somebody else was faster.
+    pub async fn finish(
+        &self,
+        store: &dyn StateStore,
+        clock: &HybridClock,
+        rewind: &Rewind,
+    ) -> Result<Vec<Option<Pointer>>, RewindError> {
+        self.rewind(store, clock, rewind, true).await
+    }
+
+    /// `begun` says that marks of this rewind are known to have been there.
+    async fn rewind(
+        &self,
+        store: &dyn StateStore,
+        clock: &HybridClock,
+        rewind: &Rewind,
+        mut begun: bool,
+    ) -> Result<Vec<Option<Pointer>>, RewindError> {
+        let mut refused = None;
         loop {
-            let pointers = self.pointers(store).await?;
+            let pointers = snapshot(store, self.shards).await?;
+            pointers.iter().flatten().for_each(|pointer| clock.observe(pointer.timestamp));
             let phase = phase(&pointers)?;
-            if let Some(other) = phase.rewind().filter(|found| found.id != rewind.id) {
-                return Err(RewindError::Other(Box::new(other.clone())));
+            match (phase.rewind(), refused) {
+                (Some(found), _) if found.id == rewind.id => begun = true,
+                // Marks come off only when all shards are there.
+                _ if begun => return Ok(pointers),
+                (Some(other), None | Some(RewindError::Fenced(_))) => {
+                    return Err(RewindError::Other(Box::new(other.clone())));
+                }
+                (_, Some(refused)) => return Err(refused),
+                (None, None) => {}
             }
-            if phase == Phase::Free && begun {
-                return Ok(pointers);
+            refused = self.step(store, clock, rewind, &pointers, &phase, &mut begun).await?;
+            begun |= flaw!(RewindBelieved);
+        }
+    }
+
+    /// Does what is to be done in a phase, up to the first write that is refused: then what was read is not so any more.
+    async fn step(
+        &self,
+        store: &dyn StateStore,
+        clock: &HybridClock,
+        rewind: &Rewind,
+        pointers: &[Option<Pointer>],
+        phase: &Phase,
+        begun: &mut bool,
+    ) -> Result<Option<RewindError>, RewindError> {
+        let lowest = lowest(pointers, &self.starts);
+        for (shard, pointer) in (0..self.shards).zip(pointers) {
+            let pointer = pointer.as_ref();
+            let mark = pointer.and_then(|pointer| pointer.content.rewind.as_deref());
+            let content = match (phase, mark) {
+                (Phase::Free | Phase::Marking(_), None) => self.marked(pointer, rewind, false),
+                (Phase::Marking(_), Some(_)) if flaw!(RewindMovesEarly) => self.moved(pointer, rewind, &lowest),
+                (Phase::Moving(_), Some(mark)) if !mark.done => self.moved(pointer, rewind, &lowest),
+                (Phase::Unmarking(_), Some(_)) => Content { rewind: None, ..self.content(pointer) },
+                _ => continue,
+            };
+            match self.claim(store, clock, shard, pointer, content).await? {
+                Written::Done => *begun = true,
+                Written::Refused(_) if flaw!(RewindGoesOn) => {}
+                Written::Refused(error) => return Ok(Some(error)),
             }
-            begun = true;
-            for (shard, pointer) in (0..self.shards).zip(&pointers) {
-                let mark = pointer.as_ref().and_then(|pointer| pointer.content.rewind.as_deref());
-                let content = match (&phase, mark) {
-                    (Phase::Free | Phase::Marking(_), None) => self.marked(pointer.as_ref(), rewind, false),
-                    (Phase::Moving(_), Some(mark)) if !mark.done => self.moved(pointer.as_ref(), rewind),
-                    (Phase::Unmarking(_), Some(_)) => Content { rewind: None, ..self.content(pointer.as_ref()) },
-                    _ => continue,
-                };
-                self.claim(store, clock, shard, pointer.as_ref(), content).await?;
-                points::reach(Point::Rewound);
+            points::reach(Point::Rewound);
+            if flaw!(RewindMovesEarly) {
+                break;
             }
         }
+        Ok(None)
     }
 
     fn content(&self, pointer: Option<&Pointer>) -> Content {
@@ -209,23 +288,35 @@ impl Stopped {
         Content { rewind: Some(Box::new(Rewind { done, ..rewind.clone() })), ..self.content(pointer) }
     }
 
-    /// The content of a shard that stands where the rewind says. Dead letters that may not be written yet stay, and so does
-    /// output of a state that stays: they are delivered before anything that is counted later.
-    fn moved(&self, pointer: Option<&Pointer>, rewind: &Rewind) -> Content {
+    /// The content of a shard that stands where the rewind says, or at the lowest position over all shards where that is
+    /// lower. Shards that were moved before this one do not change it. Dead letters that may not be written yet stay, and so
+    /// does output of a state that stays: they are delivered before anything that is counted later. Windows that are closed
+    /// stay closed with a state that stays, since it has no groups of them any more.
+    fn moved(&self, pointer: Option<&Pointer>, rewind: &Rewind, lowest: &BTreeMap<PartitionKey, Offset>) -> Content {
         let mut content = self.marked(pointer, rewind, true);
+        let targets = rewind.to.iter().map(|target| {
+            let next = lowest.get(&target.key).map_or(target.next, |low| target.next.min(*low));
+            Target { next, ..*target }
+        });
         if rewind.reset {
             content.state = Vec::new();
+            content.closed = None;
             content.outbox.segments.retain(|segment| segment.kind == SegmentKind::DeadLetters);
-            content.vector.0.values_mut().for_each(|position| position.counts = Counts::default());
+            let stood = |to: &Target| content.vector.get(&to.key).filter(|position| position.next == to.next);
+            let watermark = |to: &Target| stood(to).filter(|_| flaw!(ResetKeepsWatermark))?.watermark;
+            let at = |to: Target| (to.key, Position { watermark: watermark(&to), ..to.at(Counts::default(), to.next) });
+            content.vector = Vector(targets.map(at).collect());
+            return content;
         }
-        for Target { key, next } in &rewind.to {
-            let start = self.starts.get(key).copied().unwrap_or(*next);
-            let position = content.vector.0.entry(*key).or_insert_with(|| Position::start(start));
-            position.idle = false;
-            if position.next > *next || (rewind.reset && position.next < *next) {
-                // What the watermark was there is not known: the partition holds back the shard's until it has one.
-                *position = Position { counts: position.counts, ..Position::start(*next) };
-            }
+        if flaw!(RewindForgetsClosed) {
+            content.closed = None;
+        }
+        for to in targets {
+            let start = self.starts.get(&to.key).copied().unwrap_or(to.next);
+            let position = content.vector.0.entry(to.key).or_insert_with(|| Position::start(start));
+            // What is read again counts again, as if the counts had begun so much earlier.
+            let again = position.next.0 - to.next.0;
+            *position = to.at(position.counts, Offset(position.counted_from.unwrap_or(start).0 - again));
         }
         content
     }
@@ -238,13 +329,10 @@ impl Stopped {
         shard: ShardId,
         current: Option<&Pointer>,
         content: Content,
-    ) -> Result<(), RewindError> {
+    ) -> Result<Written, RewindError> {
         let ClaimVerdict::Claim(base) = recovery::claim(current, self.generation) else {
             return Err(RewindError::Fenced(shard));
         };
-        if let Some(pointer) = current {
-            clock.observe(pointer.timestamp);
-        }
         let mut next = Pointer {
             shard,
             epoch: base.map_or(Epoch(1), |base| base.epoch.next()),
@@ -258,23 +346,31 @@ impl Stopped {
             && next.content.rewind.as_ref().is_some_and(|mark| mark.done)
         {
             // Going back to an earlier state would undo the rewind.
-            next.kept = Vec::new();
+            if !flaw!(RewindKeepsEarlier) {
+                next.kept = Vec::new();
+            }
             next.content.garbage = garbage(pointer, &next, &HashSet::new());
         }
         invariant!(next.misfit(current).is_none(), "{:?}", next.misfit(current));
         let until = Instant::now() + PATIENCE;
+        // Whether one of the writes may have landed although the pointer does not show it.
+        let mut unanswered = None;
         loop {
             let (found, why) = match store.move_pointer(base, &next).await {
-                Ok(Moved::Applied) => return Ok(()),
+                Ok(Moved::Applied) => return Ok(Written::Done),
                 Ok(Moved::Refused(found)) => (found.map(|found| *found), "it is unchanged".to_owned()),
-                Err(StoreError::Unavailable(why)) => (read(store, shard).await?, why),
+                Err(StoreError::Unavailable(why)) => {
+                    unanswered = Some(why.clone());
+                    (read(store, shard).await?, why)
+                }
                 Err(error) => return Err(error.into()),
             };
             match recovery::after_write(found.as_ref(), next.attempt, base, self.generation) {
-                Verdict::Done => return Ok(()),
-                Verdict::StepDown => return Err(RewindError::Fenced(shard)),
-                // An earlier write of somebody else landed; the next look at all shards says what is to be done.
-                Verdict::Reload => return Ok(()),
+                Verdict::Done => return Ok(Written::Done),
+                Verdict::Reload | Verdict::StepDown => {
+                    let unknown = |why| RewindError::Unknown { shard, why };
+                    return Ok(Written::Refused(unanswered.map_or(RewindError::Fenced(shard), unknown)));
+                }
                 Verdict::Repeat if Instant::now() > until => return Err(RewindError::Unknown { shard, why }),
                 Verdict::Repeat => tokio::time::sleep(PAUSE).await,
             }
@@ -294,117 +390,4 @@ async fn read(store: &dyn StateStore, shard: ShardId) -> Result<Option<Pointer>,
 }
 
 #[cfg(test)]
-mod tests {
-    #![allow(clippy::unwrap_used)]
-    use super::*;
-    use crate::pointer::{Kept, Outbox, SegmentKey, SegmentRef};
-    use crate::position::Vector;
-
-    fn key(partition: i32) -> PartitionKey {
-        PartitionKey { topic_id: Uuid::nil(), partition }
-    }
-
-    fn rewind(to: &[(i32, i64)], reset: bool) -> Rewind {
-        let to = to.iter().map(|(partition, next)| Target { key: key(*partition), next: Offset(*next) }).collect();
-        Rewind { id: Uuid::from_u128(1), wish: "back".into(), to, reset, done: false }
-    }
-
-    fn of_kind(kind: SegmentKind, number: u32) -> SegmentRef {
-        let key = SegmentKey { shard: 0, epoch: Epoch(7), attempt: Attempt(Uuid::nil()), number };
-        SegmentRef { key, kind, rows: 1, bytes: 1, checksum: 0 }
-    }
-
-    fn segment() -> SegmentRef {
-        of_kind(SegmentKind::State { table: 0 }, 0)
-    }
-
-    /// A shard that stands at 90 in partition 0 and has something to lose.
-    fn pointer() -> Pointer {
-        let counts = Counts { processed: 80, ..Counts::default() };
-        let position = Position { next: Offset(90), watermark: Some(5), idle: true, counts };
-        let vector = Vector([(key(0), position)].into());
-        let segments = vec![of_kind(SegmentKind::Upserts { sink: 0 }, 1), of_kind(SegmentKind::DeadLetters, 2)];
-        let outbox = Outbox { epoch: Epoch(7), timestamp: 0, segments };
-        let content = Content { vector: vector.clone(), state: vec![segment()], outbox, ..Content::default() };
-        let kept = vec![Kept { epoch: Epoch(7), vector, state: vec![segment()] }];
-        let attempt = Attempt::fresh();
-        Pointer { shard: 0, epoch: Epoch(8), attempt, generation: Generation(1), timestamp: 0, content, kept }
-    }
-
-    fn stopped() -> Stopped {
-        let starts = [(key(0), Offset(10)), (key(1), Offset(20))].into();
-        Stopped { shards: 2, fingerprint: "1".into(), starts, generation: Generation(2) }
-    }
-
-    #[test]
-    fn how_far_a_rewind_is_follows_from_the_marks() {
-        let mark = |done: Option<bool>| {
-            let mut pointer = pointer();
-            pointer.content.rewind = done.map(|done| Box::new(Rewind { done, ..rewind(&[], true) }));
-            Some(pointer)
-        };
-        let of = |marks: &[Option<bool>]| phase(&marks.iter().map(|done| mark(*done)).collect::<Vec<_>>());
-        let rewind = || rewind(&[], true);
-        assert_eq!(phase(&[None, None]).unwrap(), Phase::Free);
-        assert_eq!(of(&[None, None]).unwrap(), Phase::Free);
-        assert_eq!(of(&[Some(false), None]).unwrap(), Phase::Marking(rewind()));
-        assert_eq!(of(&[Some(false), Some(false)]).unwrap(), Phase::Moving(rewind()));
-        assert_eq!(of(&[Some(true), Some(false)]).unwrap(), Phase::Moving(rewind()));
-        assert_eq!(of(&[Some(true), Some(true)]).unwrap(), Phase::Unmarking(rewind()));
-        assert_eq!(of(&[None, Some(true)]).unwrap(), Phase::Unmarking(rewind()));
-        assert!(matches!(of(&[None, Some(true), Some(false)]), Err(RewindError::Torn(_))));
-        let mut other = mark(Some(false));
-        other.as_mut().unwrap().content.rewind.as_mut().unwrap().id = Uuid::from_u128(2);
-        assert!(matches!(phase(&[mark(Some(false)), other]), Err(RewindError::Torn(_))));
-    }
-
-    #[test]
-    fn a_reset_stands_exactly_there_with_nothing_counted() {
-        for (current, wish) in [(Some(pointer()), [(0, 40), (1, 25)]), (None, [(0, 40), (1, 25)])] {
-            let content = stopped().moved(current.as_ref(), &rewind(&wish, true));
-            assert!(content.state.is_empty());
-            let kinds: Vec<_> = content.outbox.segments.iter().map(|segment| segment.kind).collect();
-            assert_eq!(kinds, vec![SegmentKind::DeadLetters; usize::from(current.is_some())]);
-            assert_eq!(content.vector.get(&key(0)), Some(&Position::start(Offset(40))));
-            assert_eq!(content.vector.get(&key(1)), Some(&Position::start(Offset(25))));
-            assert!(content.rewind.unwrap().done);
-        }
-        // Where nothing moves the watermark is still that of the place.
-        let content = stopped().moved(Some(&pointer()), &rewind(&[(0, 90)], true));
-        let position = content.vector.get(&key(0)).unwrap();
-        assert_eq!((position.watermark, position.idle, position.counts), (Some(5), false, Counts::default()));
-    }
-
-    #[test]
-    fn a_state_that_is_kept_keeps_its_counts_and_no_position_goes_forward() {
-        let content = stopped().moved(Some(&pointer()), &rewind(&[(0, 40), (1, 25)], false));
-        assert_eq!((content.state.as_slice(), content.outbox.segments.len()), (&[segment()][..], 2));
-        let position = content.vector.get(&key(0)).unwrap();
-        assert_eq!((position.next, position.watermark, position.idle), (Offset(40), None, false));
-        assert_eq!(position.counts.processed, 80);
-        // Not read yet: its start, which is lower.
-        assert_eq!(content.vector.get(&key(1)).unwrap().next, Offset(20));
-        let content = stopped().moved(Some(&pointer()), &rewind(&[(0, 95)], false));
-        let position = content.vector.get(&key(0)).unwrap();
-        assert_eq!((position.next, position.watermark), (Offset(90), Some(5)));
-    }
-
-    #[test]
-    fn the_lowest_position_is_over_all_shards_and_starts_count_where_nothing_was_read() {
-        let mut other = pointer();
-        other.content.vector.0.get_mut(&key(0)).unwrap().next = Offset(70);
-        let found = lowest(&[Some(pointer()), Some(other)], &stopped().starts);
-        assert_eq!(found, [(key(0), Offset(70)), (key(1), Offset(20))].into());
-        assert_eq!(lowest(&[Some(pointer()), None], &stopped().starts)[&key(0)], Offset(10));
-    }
-
-    #[test]
-    fn pointers_without_a_mark_are_stored_as_before() {
-        let text = serde_json::to_string(&pointer().content).unwrap();
-        assert!(!text.contains("rewind"), "{text}");
-        let mut marked = pointer();
-        marked.content.rewind = Some(Box::new(rewind(&[(3, 4)], false)));
-        let text = serde_json::to_string(&marked.content).unwrap();
-        assert_eq!(serde_json::from_str::<Content>(&text).unwrap(), marked.content);
-    }
-}
+mod tests;

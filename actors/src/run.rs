@@ -4,16 +4,16 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use actix::Addr;
 use actix_rt::Arbiter;
 use tokio::sync::{Notify, oneshot};
 use tokio::time::Instant;
 
-use crate::board::{ActorId, Board, Life};
+use crate::board::{ActorId, Board, EventKind, Life};
 use crate::child::{self, Cause};
 use crate::env::Pipeline;
+use crate::mailbox::{Depth, Mailbox};
 use crate::message::{CrashActor, GoOn, Pause, Resume, Stop, Target};
-use crate::pause::{Pauses, Scope, Wished};
+use crate::pause::{Scope, Wished};
 use crate::restart::{Crashes, Restart};
 use crate::spans;
 use crate::supervisor::{Arbiters, Placement, Shared, Supervisor, restart};
@@ -31,7 +31,7 @@ pub enum Outcome {
 
 #[derive(Debug, Default)]
 struct Control {
-    supervisor: Mutex<Option<Addr<Supervisor>>>,
+    supervisor: Mutex<Option<Mailbox<Supervisor>>>,
     stop: AtomicBool,
     killed: AtomicBool,
     /// Told whenever one of them is set.
@@ -51,7 +51,7 @@ impl Handle {
         &self.shared.board
     }
 
-    fn supervisor(&self) -> Option<Addr<Supervisor>> {
+    fn supervisor(&self) -> Option<Mailbox<Supervisor>> {
         self.control.supervisor.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
@@ -79,7 +79,7 @@ impl Handle {
         self.shared.end_all();
     }
 
-    /// Reads the pipeline or a partition no more, until it is told to go on or the process ends.
+    /// Reads the pipeline or a partition no more, until it is told to go on, by this process or a later one.
     pub async fn pause(&self, scope: Scope) -> Wished {
         match self.supervisor() {
             Some(supervisor) => supervisor.send(Pause(scope)).await.unwrap_or(Wished::Unknown),
@@ -111,7 +111,8 @@ pub fn run(pipeline: Arc<Pipeline>, placement: Placement) -> (Handle, impl Futur
         board: Arc::default(),
         arbiters: Mutex::new(Arbiters::new(&placement)),
         incarnations: AtomicU64::new(0),
-        pauses: Pauses::default(),
+        pauses: Arc::default(),
+        trial: Arc::default(),
         alive: Mutex::default(),
     });
     let handle = Handle { shared: Arc::clone(&shared), control: Arc::default() };
@@ -124,19 +125,21 @@ async fn supervise(shared: Arc<Shared>, control: Arc<Control>) -> Outcome {
     loop {
         let since = Instant::now();
         let (died, death) = oneshot::channel();
-        let next = Arc::clone(&shared);
+        let (next, depth) = (Arc::clone(&shared), Depth::default());
+        let own = depth.clone();
         let child = child::spawn(
             &Arbiter::current(),
-            move |exit| Supervisor::new(next, exit),
+            depth,
+            move |exit| Supervisor::new(next, exit, own),
             |cause| {
                 // Whoever waited is gone only when the whole system is.
                 let _ = died.send(cause);
             },
         );
         shared.born(ActorId::Supervisor, child.abort_handle());
-        *control.supervisor.lock().unwrap_or_else(PoisonError::into_inner) = Some(child.addr.clone());
+        *control.supervisor.lock().unwrap_or_else(PoisonError::into_inner) = Some(child.mailbox.clone());
         if control.stop.load(Ordering::SeqCst) {
-            child.addr.do_send(Stop);
+            child.mailbox.do_send(Stop);
         }
         let cause = death.await.unwrap_or(Cause::Stopped);
         shared.end_all();
@@ -155,12 +158,8 @@ async fn supervise(shared: Arc<Shared>, control: Arc<Control>) -> Outcome {
         if control.stop.load(Ordering::SeqCst) {
             return Outcome::Failed(format!("the supervisor died while it stopped: {why}"));
         }
-        shared.board.event(ActorId::Supervisor, why.clone());
-        shared.board.actor(ActorId::Supervisor, |status| {
-            status.restarts += 1;
-            status.last_error = Some(why.clone());
-            status.life = Life::BackingOff;
-        });
+        shared.board.happened(ActorId::Supervisor, EventKind::Restart, why.clone());
+        shared.board.actor(ActorId::Supervisor, |status| status.died(&cause));
         match crashes.crashed(since.elapsed(), 0.5) {
             Restart::After(pause) => {
                 let span = restart(&shared.board, ActorId::Supervisor, &cause, pause);

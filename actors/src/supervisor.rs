@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use actix::{Actor, ActorContext, ActorFutureExt, Addr, AsyncContext, Context, Handler, WrapFuture};
+use actix::{Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, ResponseFuture, WrapFuture};
 use actix_rt::{Arbiter, ArbiterHandle};
 use futures::future::AbortHandle;
 use futures::stream::{self, StreamExt};
@@ -19,11 +19,13 @@ use tracing::Span;
 use uuid::Uuid;
 
 use crate::aggregation::AggregationActor;
-use crate::board::{Activity, ActorId, Board, Life, Snapshot};
+use crate::board::{Activity, ActorId, Board, EventKind, Life, Snapshot};
 use crate::child::{self, Cause, Child, Exit};
 use crate::committer::OffsetCommitter;
 use crate::credit::Credits;
+use crate::ends;
 use crate::env::{Env, Pipeline, patiently};
+use crate::mailbox::{Depth, Mailbox, counted};
 use crate::message::{
     Crash, CrashActor, Died, Discovered, Expect, Flush, FlushOffsets, GoOn, Incarnation, Pause, Resume, StartAgain,
     Stop, Target,
@@ -37,11 +39,15 @@ use crate::position::{Offset, PartitionKey, SourcePartition};
 use crate::restart::{Crashes, Restart};
 use crate::retention::{self, Beginnings};
 use crate::spans;
+use crate::suspicion::Trial;
 
 /// Under this partition number the store keeps that all partitions of a topic's first discovery have their start.
 const FIRST_DISCOVERY: i32 = -1;
 /// Start positions that are decided at the same time.
 const DECIDING: usize = 16;
+
+/// How long a process that stops tries to take a crash note back.
+const WITHDRAWING: Duration = Duration::from_secs(1);
 
 /// Where actors run.
 #[derive(Clone, Debug)]
@@ -107,7 +113,9 @@ pub(crate) struct Shared {
     pub(crate) arbiters: Mutex<Arbiters>,
     pub(crate) incarnations: AtomicU64,
     /// What was told to stand still.
-    pub(crate) pauses: Pauses,
+    pub(crate) pauses: Arc<Pauses>,
+    /// The suspects that the process is working on.
+    pub(crate) trial: Arc<Trial>,
     /// Every actor that was started, so that all can be ended when the supervisor died.
     pub(crate) alive: Mutex<BTreeMap<ActorId, AbortHandle>>,
 }
@@ -165,6 +173,8 @@ struct Partition {
     start: Result<Offset, String>,
     /// Where it last panicked, and how often in a row there.
     panics: (Offset, u32),
+    /// Its last life did not come back from a batch.
+    hung: bool,
     /// That of its present life.
     brake: Brake,
     actor: Supervised<PartitionActor>,
@@ -173,6 +183,7 @@ struct Partition {
 pub(crate) struct Supervisor {
     shared: Arc<Shared>,
     exit: Exit,
+    mailbox: Depth,
     env: Option<Arc<Env>>,
     owner: Option<Owner>,
     committer: Supervised<OffsetCommitter>,
@@ -183,7 +194,7 @@ pub(crate) struct Supervisor {
 }
 
 impl Supervisor {
-    pub(crate) fn new(shared: Arc<Shared>, exit: Exit) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, exit: Exit, mailbox: Depth) -> Self {
         let shards = (0..shared.pipeline.shards).map(|_| Supervised::new(&shared)).collect();
         let random = shared.incarnation().wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         Self {
@@ -196,6 +207,7 @@ impl Supervisor {
             random,
             shared,
             exit,
+            mailbox,
         }
     }
 
@@ -213,8 +225,15 @@ impl Supervisor {
         (self.random >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    fn monitor(ctx: &Context<Self>, id: ActorId, incarnation: Incarnation) -> impl FnOnce(Cause) + Send + 'static {
-        let supervisor = ctx.address();
+    fn mailbox(&self, ctx: &Context<Self>) -> Mailbox<Self> {
+        Mailbox::new(ctx.address(), self.mailbox.clone())
+    }
+
+    fn monitor(
+        supervisor: Mailbox<Self>,
+        id: ActorId,
+        incarnation: Incarnation,
+    ) -> impl FnOnce(Cause) + Send + 'static {
         move |cause| supervisor.do_send(Died { id, incarnation, cause })
     }
 
@@ -228,13 +247,18 @@ impl Supervisor {
             credits: Credits::new(tuning.rows_in_flight, tuning.bytes_in_flight),
             generation,
             topics: Mutex::default(),
-            narrowing: tokio::sync::Mutex::default(),
+            trial: Arc::clone(&self.shared.trial),
             partitions: AtomicU64::new(0),
         }));
         let owner = Owner::new(Arc::clone(&self.shared.pipeline), generation);
         ctx.spawn(owner.clone().beat().into_actor(self));
         self.owner = Some(owner);
+        let (pipeline, board) = (Arc::clone(&self.shared.pipeline), Arc::clone(&self.shared.board));
+        ctx.spawn(ends::follow(pipeline, board).into_actor(self));
         tracing::info!(pipeline = %self.shared.pipeline.name, %generation, shards = self.shards.len(), "starting");
+        if self.shared.pauses.unstored() {
+            drop(self.stored(ctx));
+        }
         self.start_committer(ctx);
         for shard in 0..self.shared.pipeline.shards {
             self.start_shard(ctx, shard, &Span::none());
@@ -245,25 +269,27 @@ impl Supervisor {
     fn start_committer(&mut self, ctx: &mut Context<Self>) {
         let Some(env) = self.env.clone() else { return };
         let (id, incarnation) = (ActorId::Committer, self.shared.incarnation());
-        let died = Self::monitor(ctx, id, incarnation);
-        let child = child::spawn(&self.shared.arbiter(id), move |_| OffsetCommitter::new(env), died);
+        let died = Self::monitor(self.mailbox(ctx), id, incarnation);
+        let child = child::spawn(&self.shared.arbiter(id), Depth::default(), move |_| OffsetCommitter::new(env), died);
         self.shared.born(id, child.abort_handle());
-        self.show_started(id, incarnation, Life::Running);
+        self.show_started(id, incarnation, Life::Running, child.mailbox.depth());
         let committer = &mut self.committer;
         (committer.incarnation, committer.since, committer.child) = (incarnation, Instant::now(), Some(child));
     }
 
     fn start_shard(&mut self, ctx: &mut Context<Self>, shard: ShardId, restart: &Span) {
         let (Some(env), Some(committer)) = (self.env.clone(), &self.committer.child) else { return };
-        let committer = committer.addr.clone();
+        let committer = committer.mailbox.clone();
         let (id, incarnation) = (ActorId::Shard(shard), self.shared.incarnation());
-        let died = Self::monitor(ctx, id, incarnation);
+        let died = Self::monitor(self.mailbox(ctx), id, incarnation);
         let starts = self.starts();
         let restart = restart.clone();
         let make = move |exit| AggregationActor::new(env, shard, incarnation, committer, starts, restart, exit);
-        let child = child::spawn(&self.shared.arbiter(id), make, died);
+        let child = child::spawn(&self.shared.arbiter(id), Depth::default(), make, died);
         self.shared.born(id, child.abort_handle());
-        self.show_started(id, incarnation, Life::Starting);
+        self.show_started(id, incarnation, Life::Starting, child.mailbox.depth());
+        // A former life may have ended in the middle of a message.
+        self.shared.board.over(id);
         let actor = &mut self.shards[shard as usize];
         actor.end();
         (actor.incarnation, actor.since, actor.child, actor.halted) = (incarnation, Instant::now(), Some(child), false);
@@ -280,13 +306,15 @@ impl Supervisor {
         if self.shards.iter().any(|shard| shard.child.is_none() && !shard.halted) {
             return;
         }
-        let lanes: Vec<Option<Addr<AggregationActor>>> = self
+        let lanes: Vec<Option<Mailbox<AggregationActor>>> = self
             .shards
             .iter()
-            .map(|shard| shard.child.as_ref().filter(|_| !shard.halted).map(|child| child.addr.clone()))
+            .map(|shard| shard.child.as_ref().filter(|_| !shard.halted).map(|child| child.mailbox.clone()))
             .collect();
+        let supervisor = self.mailbox(ctx);
         let Some(known) = self.partitions.get_mut(&key).filter(|known| !known.actor.halted) else { return };
         known.actor.end();
+        self.shared.board.over(ActorId::Partition(key));
         let Ok(start) = known.start else { return };
         if self.shared.pauses.hold(&key) {
             return self.shared.board.actor(ActorId::Partition(key), |status| status.life = Life::Paused);
@@ -295,16 +323,18 @@ impl Supervisor {
             return;
         }
         let (id, incarnation) = (ActorId::Partition(key), self.shared.incarnation());
-        let died = Self::monitor(ctx, id, incarnation);
+        let died = Self::monitor(supervisor, id, incarnation);
         let (partition, panics) = (known.partition.clone(), known.panics.1);
+        let hung = std::mem::take(&mut known.hung);
         known.brake = Brake::default();
         let (restart, brake) = (restart.clone(), known.brake.clone());
-        let life = PartitionLife { env, partition, incarnation, start, panics, lanes, restart, brake };
-        let child = child::spawn(&self.shared.arbiter(id), move |exit| PartitionActor::new(life, exit), died);
+        let life = PartitionLife { env, partition, incarnation, start, panics, hung, lanes, restart, brake };
+        let make = move |exit| PartitionActor::new(life, exit);
+        let child = child::spawn(&self.shared.arbiter(id), Depth::default(), make, died);
         self.shared.born(id, child.abort_handle());
-        let actor = &mut known.actor;
+        let (actor, depth) = (&mut known.actor, child.mailbox.depth().clone());
         (actor.incarnation, actor.since, actor.child) = (incarnation, Instant::now(), Some(child));
-        self.show_started(id, incarnation, Life::Starting);
+        self.show_started(id, incarnation, Life::Starting, &depth);
     }
 
     /// Starts every partition actor again, so that all ask the shards where they stand.
@@ -317,14 +347,17 @@ impl Supervisor {
     fn end_partitions(&mut self) {
         for (key, known) in &mut self.partitions {
             known.actor.end();
+            self.shared.board.over(ActorId::Partition(*key));
             if !known.actor.halted && !self.shared.pauses.hold(key) {
                 self.shared.board.actor(ActorId::Partition(*key), |status| status.life = Life::Starting);
             }
         }
     }
 
-    fn show_started(&self, id: ActorId, incarnation: Incarnation, life: Life) {
-        self.shared.board.actor(id, |status| (status.incarnation, status.life) = (incarnation, life));
+    fn show_started(&self, id: ActorId, incarnation: Incarnation, life: Life, mailbox: &Depth) {
+        self.shared.board.actor(id, |status| {
+            (status.incarnation, status.life, status.mailbox) = (incarnation, life, mailbox.clone());
+        });
     }
 
     fn halt(&mut self, ctx: &mut Context<Self>, id: ActorId, why: &str) {
@@ -345,7 +378,7 @@ impl Supervisor {
         let span = tracing::info_span!(parent: None, "halt", strandline.actor = %name);
         spans::died(&span, &Cause::Halt(why.to_owned()));
         span.in_scope(|| tracing::error!(actor = %name, "halted: {why}; {advice}"));
-        self.shared.board.event(id, format!("halted: {why}"));
+        self.shared.board.happened(id, EventKind::Halt, format!("halted: {why}"));
         self.shared.board.actor(id, |status| {
             (status.life, status.refused) = (Life::Halted, refused);
             status.last_error = Some(why.to_owned());
@@ -396,6 +429,15 @@ impl Supervisor {
         self.shared.board.paused(self.shared.pauses.pipeline());
     }
 
+    /// Stores what is paused by now. The answer says whether it is stored.
+    fn stored(&self, ctx: &mut Context<Self>) -> ResponseFuture<Wished> {
+        let (storing, stored) = self.shared.pauses.changed(&self.shared.pipeline, &self.shared.board);
+        if let Some(storing) = storing {
+            ctx.spawn(storing.into_actor(self));
+        }
+        Box::pin(async move { if stored.await { Wished::Done } else { Wished::Unstored } })
+    }
+
     /// Looks for actors that do not get on.
     fn watch(&mut self, ctx: &mut Context<Self>) {
         let stall = self.shared.pipeline.tuning.stall;
@@ -403,26 +445,32 @@ impl Supervisor {
         let stalled_shards = snapshot.shards.iter().filter(|(_, status)| {
             status.actor.life == Life::Running && status.busy.is_some_and(|since| since.elapsed() > stall)
         });
-        let mut stalled: Vec<(ActorId, String)> = stalled_shards
-            .map(|(shard, _)| (ActorId::Shard(*shard), format!("it handles one message for more than {stall:?}")))
+        let mut stalled: Vec<(ActorId, Cause)> = stalled_shards
+            .map(|(shard, _)| {
+                (ActorId::Shard(*shard), Cause::Stalled(format!("it handles one message for more than {stall:?}")))
+            })
             .collect();
         for (key, status) in &snapshot.partitions {
             let behind = status.end.is_some_and(|end| end > status.position);
             let long = status.activity_since.elapsed() > stall;
-            let what = match status.activity {
+            let cause = match status.activity {
                 _ if status.actor.life != Life::Running => continue,
-                Activity::Processing if long => format!("it processes one batch for more than {stall:?}"),
-                Activity::Reading if long => format!("the source has not answered for more than {stall:?}"),
-                Activity::Reading if behind && status.progress.elapsed() > stall => {
-                    format!("it got no record for more than {stall:?} although it is behind the end of the log")
+                Activity::Processing if long => {
+                    Cause::Stalled(format!("it processes one batch for more than {stall:?}"))
                 }
+                Activity::Reading if long => {
+                    Cause::Starved(format!("the source has not answered for more than {stall:?}"))
+                }
+                Activity::Reading if behind && status.progress.elapsed() > stall => Cause::Starved(format!(
+                    "it got no record for more than {stall:?} although it is behind the end of the log"
+                )),
                 // Whoever waits for others does not stall: they do.
                 _ => continue,
             };
-            stalled.push((ActorId::Partition(*key), what));
+            stalled.push((ActorId::Partition(*key), cause));
         }
         self.give_up_threads(&snapshot, &mut stalled);
-        for (id, what) in stalled {
+        for (id, cause) in stalled {
             let incarnation = match id {
                 ActorId::Shard(shard) => self.shards[shard as usize].incarnation,
                 ActorId::Partition(key) => match self.partitions.get(&key) {
@@ -440,13 +488,13 @@ impl Supervisor {
                 }
                 _ => {}
             }
-            self.shared.board.shard_idle(id);
-            ctx.notify(Died { id, incarnation, cause: Cause::Stalled(what) });
+            self.shared.board.over(id);
+            ctx.notify(Died { id, incarnation, cause });
         }
     }
 
     /// A thread on which something does not come back is given up, and with it every actor that lives on it.
-    fn give_up_threads(&self, snapshot: &Snapshot, stalled: &mut Vec<(ActorId, String)>) {
+    fn give_up_threads(&self, snapshot: &Snapshot, stalled: &mut Vec<(ActorId, Cause)>) {
         let mut arbiters = self.shared.arbiters.lock().unwrap_or_else(PoisonError::into_inner);
         let busy = |id: &ActorId| match id {
             ActorId::Partition(key) => snapshot.partitions[key].activity == Activity::Processing,
@@ -457,8 +505,11 @@ impl Supervisor {
         let shards = (0..self.shared.pipeline.shards).map(ActorId::Shard);
         for id in shards.chain(self.partitions.keys().copied().map(ActorId::Partition)) {
             if stuck.contains(&arbiters.place(id)) && !stalled.iter().any(|(known, _)| *known == id) {
-                stalled.push((id, "its thread does not come back".to_owned()));
+                stalled.push((id, Cause::Starved("its thread does not come back".to_owned())));
             }
+        }
+        if let Some(env) = self.env.as_ref().filter(|_| !stuck.is_empty()) {
+            env.credits.renew();
         }
         for place in stuck {
             arbiters.replace(place);
@@ -467,16 +518,20 @@ impl Supervisor {
 
     fn crashed(&mut self, ctx: &mut Context<Self>, id: ActorId, incarnation: Incarnation, cause: &Cause) {
         let jitter = self.jitter();
+        let charge = |crashes: &mut Crashes, since: Instant| match cause {
+            Cause::Starved(_) => Restart::After(Duration::ZERO),
+            _ => crashes.crashed(since.elapsed(), jitter),
+        };
         let (decision, restarts_all) = match id {
             ActorId::Committer => {
                 let actor = &mut self.committer;
                 actor.child = None;
-                (actor.crashes.crashed(actor.since.elapsed(), jitter), true)
+                (charge(&mut actor.crashes, actor.since), true)
             }
             ActorId::Shard(shard) => {
                 let actor = &mut self.shards[shard as usize];
                 actor.child = None;
-                (actor.crashes.crashed(actor.since.elapsed(), jitter), !flaw!(PartitionsNotRestarted))
+                (charge(&mut actor.crashes, actor.since), !flaw!(PartitionsNotRestarted))
             }
             ActorId::Partition(key) => {
                 let Some(known) = self.partitions.get_mut(&key) else { return };
@@ -486,16 +541,14 @@ impl Supervisor {
                     let before = if known.panics.0 == here { known.panics.1 } else { 0 };
                     known.panics = (here, before + 1);
                 }
-                (known.actor.crashes.crashed(known.actor.since.elapsed(), jitter), false)
+                // Of a batch: a source that hangs starves it.
+                known.hung = matches!(cause, Cause::Stalled(_));
+                (charge(&mut known.actor.crashes, known.actor.since), false)
             }
             ActorId::Supervisor => return,
         };
-        self.shared.board.actor(id, |status| {
-            status.restarts += 1;
-            status.last_error = Some(cause.to_string());
-            status.life = Life::BackingOff;
-        });
-        self.shared.board.event(id, cause.to_string());
+        self.shared.board.actor(id, |status| status.died(cause));
+        self.shared.board.happened(id, EventKind::Restart, cause.to_string());
         match decision {
             Restart::After(pause) => {
                 let span = restart(&self.shared.board, id, cause, pause);
@@ -526,16 +579,30 @@ impl Actor for Supervisor {
 
     fn started(&mut self, ctx: &mut Self::Context) {
         let incarnation = self.shared.incarnation();
-        self.show_started(ActorId::Supervisor, incarnation, Life::Starting);
+        self.show_started(ActorId::Supervisor, incarnation, Life::Starting, &self.mailbox);
         let shared = Arc::clone(&self.shared);
-        let generation = async move { ownership::generation(&shared.pipeline, &shared.board).await };
+        let generation = async move {
+            let generation = ownership::generation(&shared.pipeline, &shared.board).await?;
+            // What a former life of this supervisor was told holds all the same, unless another process was told otherwise.
+            if !shared.pauses.hold_in(generation) {
+                let store = &shared.pipeline.store;
+                let stored = patiently(&shared.board, "reading what is paused", || store.paused()).await?;
+                if shared.pauses.load(stored, generation) {
+                    let what = "an earlier process was told to pause: what it paused stands still until it is resumed";
+                    tracing::warn!("{what}");
+                    shared.board.event(ActorId::Supervisor, what);
+                }
+                shared.board.paused(shared.pauses.pipeline());
+            }
+            Ok::<_, StoreError>(generation)
+        };
         ctx.spawn(generation.into_actor(self).map(|generation, actor, ctx| match generation {
             Ok(generation) => {
                 actor.begin(ctx, generation);
-                let discovering = discover(Arc::clone(&actor.shared), ctx.address());
+                let discovering = discover(Arc::clone(&actor.shared), actor.mailbox(ctx));
                 ctx.spawn(discovering.into_actor(actor).map(|cause, actor, ctx| actor.end(ctx, cause)));
             }
-            Err(error) => actor.end(ctx, Cause::Halt(format!("the store refuses a new generation: {error}"))),
+            Err(error) => actor.end(ctx, Cause::Halt(format!("the store does not let it begin: {error}"))),
         }));
     }
 }
@@ -551,7 +618,7 @@ pub(crate) fn restart(board: &Board, id: ActorId, cause: &Cause, pause: Duration
 
 /// Looks for partitions again and again, and decides where each starts. Ends only when the first look already fails for
 /// good.
-async fn discover(shared: Arc<Shared>, supervisor: Addr<Supervisor>) -> Cause {
+async fn discover(shared: Arc<Shared>, supervisor: Mailbox<Supervisor>) -> Cause {
     let mut found = false;
     let mut beginnings = Beginnings::new();
     loop {
@@ -646,6 +713,8 @@ async fn decide_starts(
     Ok(decided)
 }
 
+counted!(Supervisor: Discovered, Died, Pause, GoOn, Resume, Stop, CrashActor);
+
 impl Handler<Discovered> for Supervisor {
     type Result = ();
 
@@ -658,11 +727,12 @@ impl Handler<Discovered> for Supervisor {
                 continue;
             }
             self.shared.board.add_partition(&partition);
+            self.shared.board.partition(key, |status| status.start = start.as_ref().ok().copied());
             env.topics.lock().unwrap_or_else(PoisonError::into_inner).insert(key.topic_id, partition.topic.clone());
             env.partitions.fetch_add(1, Ordering::Relaxed);
             let actor = Supervised::new(&self.shared);
             let (panics, brake) = Default::default();
-            let known = Partition { partition, start: start.clone(), panics, brake, actor };
+            let known = Partition { partition, start: start.clone(), panics, hung: false, brake, actor };
             self.partitions.insert(key, known);
             found.push((key, start));
         }
@@ -672,7 +742,7 @@ impl Handler<Discovered> for Supervisor {
         // Before the first of them is read, so that no shard's watermark runs ahead of the others.
         let starts = self.starts();
         for child in self.shards.iter().filter_map(|shard| shard.child.as_ref()) {
-            child.addr.do_send(Expect(starts.clone()));
+            child.mailbox.do_send(Expect(starts.clone()));
         }
         for (key, start) in found {
             match start {
@@ -699,6 +769,7 @@ impl Handler<Died> for Supervisor {
         if !current || self.stopping && !matches!(cause, Cause::Fenced(_)) || cause == Cause::Stopped {
             return;
         }
+        self.shared.board.over(id);
         match cause {
             Cause::Fenced(why) => {
                 tracing::error!("stepping down: {why}");
@@ -752,17 +823,17 @@ impl Handler<StartAgain> for Supervisor {
 }
 
 impl Handler<Pause> for Supervisor {
-    type Result = Wished;
+    type Result = ResponseFuture<Wished>;
 
-    fn handle(&mut self, Pause(scope): Pause, _: &mut Self::Context) -> Self::Result {
+    fn handle(&mut self, Pause(scope): Pause, ctx: &mut Self::Context) -> Self::Result {
         let keys = self.scope(scope);
         if self.env.is_none() || self.stopping || (keys.is_empty() && scope != Scope::Pipeline) {
-            return Wished::Unknown;
+            return Box::pin(async { Wished::Unknown });
         }
         if !self.shared.pauses.pause(scope) {
-            return Wished::Already;
+            return Box::pin(async { Wished::Already });
         }
-        self.wished(scope, "is paused on request; a process that is started anew reads it again");
+        self.wished(scope, "is paused on request, also for processes that are started anew");
         for key in keys {
             let Some(known) = self.partitions.get(&key) else { continue };
             match known.actor.child {
@@ -772,20 +843,20 @@ impl Handler<Pause> for Supervisor {
                 None => self.shared.board.actor(ActorId::Partition(key), |status| status.life = Life::Paused),
             }
         }
-        Wished::Done
+        self.stored(ctx)
     }
 }
 
 impl Handler<GoOn> for Supervisor {
-    type Result = Wished;
+    type Result = ResponseFuture<Wished>;
 
     fn handle(&mut self, GoOn(scope): GoOn, ctx: &mut Self::Context) -> Self::Result {
         let keys = self.scope(scope);
         if self.env.is_none() || (keys.is_empty() && scope != Scope::Pipeline) {
-            return Wished::Unknown;
+            return Box::pin(async { Wished::Unknown });
         }
         if !self.shared.pauses.resume(scope, self.partitions.keys().copied()) {
-            return Wished::Already;
+            return Box::pin(async { Wished::Already });
         }
         self.wished(scope, "goes on on request");
         for key in keys {
@@ -794,7 +865,7 @@ impl Handler<GoOn> for Supervisor {
                 self.start_partition(ctx, key, &Span::none());
             }
         }
-        Wished::Done
+        self.stored(ctx)
     }
 }
 
@@ -842,12 +913,18 @@ impl Handler<Stop> for Supervisor {
         }
         tracing::info!("stopping: taking a last checkpoint");
         self.end_partitions();
-        let shards = self.shards.iter().filter_map(|shard| shard.child.as_ref()).map(|child| child.addr.clone());
+        let shards = self.shards.iter().filter_map(|shard| shard.child.as_ref()).map(|child| child.mailbox.clone());
         let flushes: Vec<_> = shards.map(|shard| async move { shard.send(Flush).await.unwrap_or(false) }).collect();
         let all = flushes.len() == self.shards.len();
-        let committer = self.committer.child.as_ref().map(|child| child.addr.clone());
-        let owner = self.owner.clone();
+        let committer = self.committer.child.as_ref().map(|child| child.mailbox.clone());
+        let (owner, env) = (self.owner.clone(), self.env.clone());
         let last = async move {
+            // Nobody died of what was being tried.
+            if let Some(env) = env
+                && !matches!(tokio::time::timeout(WITHDRAWING, env.trial.withdraw(&env)).await, Ok(Ok(())))
+            {
+                tracing::warn!("a crash note could not be taken back, so records that did no harm may be suspected");
+            }
             let flushed = futures::future::join_all(flushes).await;
             if let Some(committer) = committer {
                 // A committer that died meanwhile leaves the offsets to the next start.
@@ -879,19 +956,19 @@ impl Handler<CrashActor> for Supervisor {
             Target::Supervisor => panic!("the supervisor was told to panic"),
             Target::Committer => {
                 if let Some(child) = &self.committer.child {
-                    child.addr.do_send(Crash);
+                    child.mailbox.do_send(Crash);
                 }
             }
             Target::Shard(number) => {
                 let number = number as usize % self.shards.len();
                 if let Some(child) = &self.shards[number].child {
-                    child.addr.do_send(Crash);
+                    child.mailbox.do_send(Crash);
                 }
             }
             Target::Partition(number) => {
                 let place = number as usize % self.partitions.len().max(1);
                 if let Some(child) = self.partitions.values().nth(place).and_then(|known| known.actor.child.as_ref()) {
-                    child.addr.do_send(Crash);
+                    child.mailbox.do_send(Crash);
                 }
             }
         }

@@ -1,5 +1,5 @@
 //! How fast the service is, as a ratio to what librdkafka itself reads of the same topic on the same machine, in one run;
-//! how long a record takes to its visible result; and how long the service takes to work again after a crash.
+//! how long a record takes to its visible result; how long the service takes to work again after a crash; and what traces cost.
 //!
 //! Started by `benches/run`, which brings a real Kafka and a real Cassandra. Writes tables in Markdown to standard output.
 
@@ -10,6 +10,7 @@ mod process;
 mod recovery;
 mod service;
 mod topics;
+mod traces;
 mod yardstick;
 
 use std::time::Duration;
@@ -59,6 +60,14 @@ const Q3: Query = Query {
     ..Q2
 };
 
+/// Sessions: with a million users, almost as many are open at any time.
+const Q4: Query = Query {
+    name: "Q4",
+    columns: "start TIMESTAMP, user_id VARCHAR, n BIGINT",
+    sql: "SELECT session_window.start, user_id, count(*) FROM t GROUP BY session_window(ts, '10 minutes'), user_id",
+    ..Q2
+};
+
 /// Where offsets and state are kept.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Checkpoints {
@@ -84,7 +93,7 @@ struct Case {
 }
 
 impl Case {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 10] = [
         Self::new(Q0, Checkpoints::EverySecond),
         Self::new(Q0, Checkpoints::Never),
         Self::new(Q1, Checkpoints::EverySecond),
@@ -93,6 +102,8 @@ impl Case {
         Self::new(Q2, Checkpoints::Never),
         Self::new(Q3, Checkpoints::EverySecond),
         Self { into: Into::Cassandra, ..Self::new(Q1, Checkpoints::EverySecond) },
+        Self::new(Q4, Checkpoints::EverySecond),
+        Self::new(Q4, Checkpoints::Never),
     ];
 
     const fn new(query: Query, checkpoints: Checkpoints) -> Self {
@@ -119,7 +130,7 @@ struct Bench {
     runs: usize,
     /// What was asked for, by name.
     only: Vec<String>,
-    /// The queries that were asked for; none: all.
+    /// How the titles of the cases begin that were asked for; none: all.
     queries: Vec<String>,
 }
 
@@ -127,7 +138,7 @@ fn main() {
     let bench = Bench::from_arguments();
     let wanted = || topics::ALL.iter().filter(|topic| bench.wants(topic.name));
     assert!(
-        wanted().next().is_some() || bench.wants("latency") || bench.wants("recovery"),
+        wanted().next().is_some() || ["latency", "recovery", "traces"].iter().any(|name| bench.wants(name)),
         "there is nothing of that name to measure"
     );
     wanted().for_each(|topic| topic.prepare(&bench.kafka, bench.records));
@@ -141,6 +152,9 @@ fn main() {
     }
     if bench.wants("recovery") {
         recovery::measure(&bench);
+    }
+    if bench.wants("traces") {
+        traces::measure(&bench);
     }
 }
 
@@ -166,19 +180,35 @@ impl Bench {
         self.only.is_empty() || self.only.iter().any(|name| name == topic)
     }
 
+    /// Whether a case is among the queries that were asked for.
+    fn asked(&self, case: &Case) -> bool {
+        self.queries.is_empty() || self.queries.iter().any(|name| case.title().starts_with(name.as_str()))
+    }
+
     /// Measures all of one topic, by turns, so that a machine that gets slower does so for all.
     fn topic(&self, topic: &Topic) {
         let mut yardsticks = Vec::new();
-        let asked = |case: &Case| self.queries.is_empty() || self.queries.iter().any(|name| name == case.query.name);
-        let cases: Vec<Case> = Case::ALL.into_iter().filter(asked).collect();
+        let fits = |case: &Case| (case.query.name == Q4.name) == (topic.name == topics::SESSIONS) && self.asked(case);
+        let cases: Vec<Case> = Case::ALL.into_iter().filter(fits).collect();
         let mut found: Vec<Vec<Run>> = vec![Vec::new(); cases.len()];
         for round in 0..self.runs {
             yardsticks.push(yardstick::read(&self.kafka, topic, self.records));
             for (number, case) in cases.iter().enumerate() {
-                eprintln!("{}: {}, run {round}", topic.name, case.title());
                 let mut service = Service::start(&self.settings(topic, case));
-                found[number].push(service.read(topic.records(self.records)));
+                let run = service.read(topic.records(self.records));
                 service.kill();
+                let (rate, of) = (run.usage.rate(), yardsticks[round].rate());
+                eprintln!(
+                    "{}: {}, run {round}: {} records/s, {:.0} % of {}, {:.2} CPU-s a million, {} MB",
+                    topic.name,
+                    case.title(),
+                    millions(rate),
+                    rate / of * 100.0,
+                    millions(of),
+                    run.usage.cpu_a_million(),
+                    run.usage.peak / 1_000_000
+                );
+                found[number].push(run);
             }
         }
         let limit = median(&mut yardsticks.clone(), Usage::rate);
@@ -208,16 +238,17 @@ impl Bench {
 
     fn settings(&self, topic: &Topic, case: &Case) -> Vec<(&'static str, String)> {
         let name = uuid::Uuid::new_v4().simple();
-        let (query, into) = match case.into {
-            Into::Blackhole => (case.query.columns.to_owned(), "blackhole://".to_owned()),
+        let (query, into, options) = match case.into {
+            Into::Blackhole => (case.query.columns.to_owned(), "blackhole://".to_owned(), ""),
             Into::Cassandra => {
-                (format!("{}, PRIMARY KEY (user_id)", case.query.columns), format!("cassandra://bench/result_{name}"))
+                let columns = format!("{}, PRIMARY KEY (user_id)", case.query.columns);
+                (columns, format!("cassandra://bench/result_{name}"), " OPTIONS ('sink.create' 'true')")
             }
         };
         let sql = format!(
             "CREATE EXTERNAL TABLE t (user_id VARCHAR, item VARCHAR, amount DOUBLE, qty BIGINT, ts TIMESTAMP)
                STORED AS JSON LOCATION 'kafka://{}' {};
-             CREATE EXTERNAL TABLE result ({query}) STORED AS CQL LOCATION '{into}';
+             CREATE EXTERNAL TABLE result ({query}) STORED AS CQL LOCATION '{into}'{options};
              INSERT INTO result {}",
             topic.full_name(self.records),
             case.query.source,

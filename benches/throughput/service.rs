@@ -44,8 +44,13 @@ fn program() -> String {
 
 impl Service {
     pub fn start(settings: &[(&str, String)]) -> Self {
+        Self::start_in(settings, [])
+    }
+
+    /// The same with further variables, by their whole names.
+    pub fn start_in<'a>(settings: &[(&str, String)], variables: impl IntoIterator<Item = (&'a str, &'a str)>) -> Self {
         let mut command = Command::new(program());
-        command.arg("run");
+        command.arg("run").envs(variables);
         for (name, value) in settings {
             command.env(format!("STRANDLINE_{name}"), value);
         }
@@ -157,6 +162,11 @@ impl Service {
         self.shards("checkpoints")
     }
 
+    /// Trace spans that the collector took.
+    pub fn spans(&self) -> u64 {
+        self.status()["spans"]["sent"].as_u64().unwrap_or_default()
+    }
+
     /// How often actors of a kind were started again.
     pub fn restarts(&self, kind: &str) -> u64 {
         let board = &self.status()["board"];
@@ -199,7 +209,7 @@ impl Service {
         };
         while self.position() < records {
             alive(&mut self.child, &self.said);
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(Duration::from_millis(100));
         }
         let after = process::of(self.pid()).expect("it lives");
         let usage = before.until(&after, begun.elapsed(), records - first);

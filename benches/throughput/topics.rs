@@ -9,6 +9,7 @@ use rdkafka::ClientConfig;
 use rdkafka::admin::{AdminClient, AdminOptions, NewTopic, TopicReplication};
 use rdkafka::client::DefaultClientContext;
 use rdkafka::consumer::{BaseConsumer, Consumer};
+use rdkafka::error::RDKafkaErrorCode;
 use rdkafka::producer::{BaseRecord, DefaultProducerContext, Producer, ThreadedProducer};
 
 /// What a topic holds.
@@ -31,14 +32,18 @@ pub struct Topic {
 pub const LZ4: Topic =
     Topic { name: "lz4", partitions: 4, compression: "lz4", users: 100_000, hot: false, padding: 0, part: 1 };
 
+/// Whose users are so few records apart that each is within one session.
+pub const SESSIONS: &str = "sessions-1m";
+
 /// All that can be asked for.
-pub const ALL: [Topic; 6] = [
+pub const ALL: [Topic; 7] = [
     LZ4,
     Topic { name: "uncompressed", compression: "none", ..LZ4 },
     Topic { name: "large", padding: 890, part: 8, ..LZ4 },
     Topic { name: "partitions-100", partitions: 100, ..LZ4 },
     Topic { name: "keys-5m", users: 5_000_000, ..LZ4 },
     Topic { name: "hot", hot: true, ..LZ4 },
+    Topic { name: SESSIONS, users: 1_000_000, ..LZ4 },
 ];
 
 /// Makes a topic.
@@ -113,13 +118,8 @@ impl Topic {
                 if self.padding > 0 { ",\"note\":\"" } else { "" },
                 if self.padding > 0 { "\"" } else { "" },
             );
-            let mut record = BaseRecord::<[u8], [u8]>::to(name)
-                .partition((number % self.partitions as u64) as i32)
-                .payload(value.as_bytes());
-            while let Err((_, back)) = producer.send(record) {
-                record = back;
-                std::thread::sleep(Duration::from_millis(1));
-            }
+            let partition = (number % self.partitions as u64) as i32;
+            put(&producer, BaseRecord::to(name).partition(partition).payload(value.as_bytes()));
             if told.elapsed() > Duration::from_secs(5) {
                 told = Instant::now();
                 eprintln!("filling {name}: {number} of {records}");
@@ -127,6 +127,15 @@ impl Topic {
         }
         producer.flush(Duration::from_secs(120)).expect("all is sent");
         eprintln!("filled {name}: {records} records of about {} bytes in {:?}", value.len(), begun.elapsed());
+    }
+}
+
+/// Sends a record, as soon as there is room for it.
+fn put(producer: &ThreadedProducer<DefaultProducerContext>, mut record: BaseRecord<'_, [u8], [u8]>) {
+    while let Err((error, back)) = producer.send(record) {
+        assert_eq!(error.rdkafka_error_code(), Some(RDKafkaErrorCode::QueueFull), "{error}");
+        record = back;
+        std::thread::sleep(Duration::from_millis(1));
     }
 }
 
@@ -157,10 +166,8 @@ impl Trickle {
                         number % 100_000,
                         number % 1_000
                     );
-                    let record = BaseRecord::<[u8], [u8]>::to(&name)
-                        .partition((number % partitions as u64) as i32)
-                        .payload(value.as_bytes());
-                    producer.send(record).map_err(|(error, _)| error).expect("the queue holds many seconds");
+                    let partition = (number % partitions as u64) as i32;
+                    put(&producer, BaseRecord::to(&name).partition(partition).payload(value.as_bytes()));
                 }
                 sent = due;
                 std::thread::sleep(Duration::from_millis(1));

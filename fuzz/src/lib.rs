@@ -160,6 +160,7 @@ pub fn segment(data: &[u8]) -> bool {
         rows: u64::from(*rows),
         bytes: bytes.len() as u64,
         checksum: segment::checksum(bytes),
+        until: None,
     };
     let reference = match kind % 16 {
         0 => SegmentRef { bytes: fitting.bytes ^ (1 << (kind / 4)), ..fitting },

@@ -9,7 +9,7 @@ use super::{Exit, Failure, connections, print};
 use crate::kafka::KafkaSource;
 use crate::service;
 use crate::settings::{Loaded, Settings, StoreKind};
-use crate::sql::Plan;
+use crate::sql::{Insert, Plan};
 use crate::stores::cassandra::CassandraStore;
 use crate::stores::existing::{Existing, ExistingError};
 use crate::{cassandra, sinks, stores};
@@ -20,11 +20,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(super) fn check(given: &Loaded, connect: bool) -> Result<(), Failure> {
     let settings = &given.settings;
     let plan = service::planned(settings)?;
-    sinks::check(&plan.sink)?;
+    plan.inserts.iter().try_for_each(|insert| sinks::check(&insert.sink))?;
     let io = connections()?;
     // Makes the clients, and so finds what is wrong with their properties, but asks no broker.
     let source = io.block_on(KafkaSource::connect(&settings.kafka, &plan.sources))?;
-    print(&report(given, &plan, service::shards(settings, &plan)?));
+    print(&report(given, &plan, settings.shards()));
     let done = if connect { io.block_on(connected(settings, &plan, source.as_ref())) } else { Ok(()) };
     drop(source);
     io.shutdown_background();
@@ -79,9 +79,11 @@ async fn connected(settings: &Settings, plan: &Plan, source: &KafkaSource) -> Re
         Ok(found) => print(&found),
         Err(failure) => failures.push(failure),
     }
-    match sinks::check_connected(settings, &plan.sink).await {
-        Ok(()) => print(&format!("The table {} can be written\n", plan.sink.name)),
-        Err(error) => failures.push(error.into()),
+    for Insert { sink, .. } in &plan.inserts {
+        match sinks::check_connected(settings, sink).await {
+            Ok(()) => print(&format!("The table {} can be written\n", sink.name)),
+            Err(error) => failures.push(error.into()),
+        }
     }
     // Two that name the same server in the same words are one.
     failures.dedup_by(|a, b| a.message == b.message);

@@ -40,7 +40,10 @@ pub(super) struct Resumed {
 pub(super) fn pause(given: &Loaded, scope: &Scope) -> Result<(), Failure> {
     let service = Service::find(&given.settings)?;
     let (path, what) = service.partition(scope)?;
-    confirm(scope.yes, &format!("{what} will not be read until it is resumed or the process starts anew"))?;
+    confirm(
+        scope.yes,
+        &format!("{what} will not be read until it is resumed, also not by a process that starts anew"),
+    )?;
     service.wish(&format!("/api/pause{path}"), "paused", &what, scope.json)
 }
 
@@ -107,6 +110,7 @@ impl<'a> Service<'a> {
         let answer = self.client.post(path).map_err(Failure::failed)?;
         let said = answer.body.trim_end();
         match answer.status {
+            202 => Err(Failure::failed(format!("{what} is {said}"))),
             200 => {
                 print(&if json {
                     format!("{}\n", json!({ "pipeline": self.settings.pipeline.name, "what": what, "is": done }))

@@ -220,7 +220,7 @@ async fn send(
             key: letter.key.as_ref().map(|key| key.bytes.as_slice()),
             value: letter.value.as_ref().map(|value| value.bytes.as_slice()),
             timestamp: (letter.timestamp >= 0).then_some(letter.timestamp),
-            header: (HEADER, &from),
+            header: Some((HEADER, &from)),
         };
         sender.send(record).await
     });

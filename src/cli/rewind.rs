@@ -130,11 +130,11 @@ async fn rewound(settings: &Settings, wish: &Rewound, to: Option<To>) -> Result<
     let store = existing.store();
     stopped(settings, store.as_ref()).await?;
     let standing = Standing::read(settings, &existing).await?;
-    let planned = match (rewind::phase(&standing.pointers)?, to) {
-        (Phase::Free, Some(to)) => plan(settings, &existing, &standing, wish, to).await?,
-        (Phase::Free, None) => return Err(Failure::usage("there is no rewind to finish")),
-        (begun, _) => {
-            let begun = begun.rewind().cloned().ok_or_else(|| Failure::failed("a rewind without a mark"))?;
+    let phase = rewind::phase(&rewind::snapshot(store.as_ref(), existing.row.shards).await?)?;
+    let planned = match (phase.rewind(), to) {
+        (None, Some(to)) => plan(settings, &existing, &standing, wish, to).await?,
+        (None, None) => return Err(Failure::usage("there is no rewind to finish")),
+        (Some(begun), _) => {
             if !wish.finish && begun.wish != wish.words() {
                 return Err(Failure::usage(format!(
                     "{begun}, or with --finish: `strandline offsets rewind {}`. Until then no shard is read, and no other \
@@ -142,7 +142,7 @@ async fn rewound(settings: &Settings, wish: &Rewound, to: Option<To>) -> Result<
                     begun.wish
                 )));
             }
-            begun
+            begun.clone()
         }
     };
     let told = told(&standing, &planned);
@@ -164,7 +164,11 @@ async fn rewound(settings: &Settings, wish: &Rewound, to: Option<To>) -> Result<
         starts: standing.starts.iter().map(|(key, (_, start))| (*key, *start)).collect(),
         generation,
     };
-    let pointers = all.rewind(store.as_ref(), &clock, &planned).await.map_err(|error| {
+    let moved = match phase {
+        Phase::Free => all.begin(store.as_ref(), &clock, &planned).await,
+        _ => all.finish(store.as_ref(), &clock, &planned).await,
+    };
+    let pointers = moved.map_err(|error| {
         tracing::error!("the rewind is not finished: {error}");
         Failure::from(error)
     })?;
@@ -252,7 +256,7 @@ async fn plan(
     }
     let lowest = standing.lowest();
     let wanted = targets(settings, &lines, to).await?;
-    let goes_back = |line: &Partition| wanted.get(&line.key).is_some_and(|next| *next < line.highest());
+    let goes_back = |line: &Partition| wanted.get(&line.key).is_some_and(|next| *next < line.position());
     if !lines.iter().any(|line| goes_back(line)) {
         return Err(Failure::usage(
             "there is nothing to rewind: every partition stands there already, or lower (`strandline offsets show`)",

@@ -7,10 +7,12 @@ use strandline_actors::run::{Handle, Outcome};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::{Exit, Failure, connections};
-use crate::http::{Begun, Server, Shown};
+use crate::http::{Begun, Planned, Server, Shown};
 use crate::service::{self, Opened};
 use crate::settings::{Loaded, Settings};
-use crate::telemetry::{Collector, Telemetry};
+use crate::sql::Plan;
+use crate::stores::existing;
+use crate::telemetry::{Collector, Receiver, Telemetry};
 
 /// Of the deadline, what is kept for the traces and the rest when the last checkpoint takes long.
 const KEPT: u32 = 8;
@@ -22,21 +24,33 @@ const FOR_TRACES: Duration = Duration::from_secs(3);
 pub(super) fn run(given: &Loaded) -> Result<(), Failure> {
     let settings = &given.settings;
     // What is wrong with the statements is told before anything is started.
-    service::planned(settings)?;
+    let plan = service::planned(settings)?;
+    let receiver = Receiver::of_environment(|name| std::env::var_os(name))?;
     let telemetry = Telemetry::start(&settings.log, Collector::of_environment(|name| std::env::var_os(name))?)?;
     let ending = Ending::default();
     let mut places: Vec<&str> = given.given.values().map(String::as_str).collect();
     places.sort_unstable();
     places.dedup();
     tracing::info!(version = env!("CARGO_PKG_VERSION"), "settings are given by {}", places.join(", "));
-    let done = run_with(settings, &telemetry, &ending);
+    let done = run_with(settings, &plan, &telemetry, receiver, &ending);
     telemetry.finish(ending.left().map_or(FOR_TRACES, |left| left.min(FOR_TRACES)));
     done
 }
 
-fn run_with(settings: &Settings, telemetry: &Telemetry, ending: &Ending) -> Result<(), Failure> {
+fn run_with(
+    settings: &Settings,
+    plan: &Plan,
+    telemetry: &Telemetry,
+    receiver: Option<Receiver>,
+    ending: &Ending,
+) -> Result<(), Failure> {
     let name = &settings.pipeline.name;
-    let shown = Arc::new(Shown::new(name, settings.supervision.stall, telemetry.counters().clone()));
+    let planned = Planned::new(&service::statements(settings)?, plan, existing::place(settings));
+    let shown = Arc::new(Shown::new(name, settings.supervision.stall, telemetry, planned));
+    if let Some(receiver) = receiver {
+        let measured = Arc::clone(&shown);
+        telemetry.push(receiver, name, Arc::new(move || measured.measure()))?;
+    }
     let server = Server::start(&settings.http, Arc::clone(&shown))?;
     if let Some(server) = &server {
         tracing::info!("status page at http://{}", server.address());
@@ -51,17 +65,18 @@ fn run_with(settings: &Settings, telemetry: &Telemetry, ending: &Ending) -> Resu
             _ = signals.next() => Ok(None),
         }
     })?;
-    let Some(Opened { plan, pipeline, sink }) = opened else {
+    let Some(Opened { plan, pipeline, sinks, source }) = opened else {
         tracing::info!("told to stop before the pipeline began");
         return Ok(());
     };
-    let (shards, description) = (pipeline.shards, plan.description.clone());
+    let shards = pipeline.shards;
     let outcome = service::run_to_end(pipeline, settings.threads(), |handle| {
         shown.begin(Begun {
             running: Box::new(handle.clone()),
             shards,
-            description,
-            sink: Box::new(move || Some(sink.counts())),
+            sources: Box::new(move || source.reach()),
+            inserts: plan.counters(),
+            sinks: Box::new(move || sinks.written()),
         });
         io.spawn(stop_on_signal(handle, signals, ending.clone(), settings.shutdown.deadline));
     });

@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use serde_json::{Value, json};
+use strandline_actors::pause::Wishes;
 use strandline_actors::pointer::Pointer;
 
 use super::columns::{columns, count, or_dash};
@@ -36,10 +37,11 @@ pub(super) fn status(given: &Loaded, json: bool) -> Result<(), Failure> {
         })?;
         let owner = owner(existing.store().as_ref()).await?;
         let standing = Standing::read(settings, &existing).await?;
+        let paused = existing.store().paused().await.map_err(Failure::failed)?;
         print(&if json {
-            format!("{}\n", of_store_json(settings, &existing, &owner, &standing))
+            format!("{}\n", of_store_json(settings, &existing, &owner, &standing, &paused))
         } else {
-            of_store(settings, &existing, &owner, &standing, &elsewhere)
+            of_store(settings, &existing, &owner, &standing, &paused, &elsewhere)
         });
         Ok(())
     });
@@ -123,10 +125,38 @@ fn of_service(settings: &Settings, status: &Value) -> String {
         .collect();
     out += "\n";
     out += &columns([">SHARD", ">EPOCH", ">KEYS", ">BYTES", "COMMITTED", "LIFE", ">RESTARTS"], &shards);
+    // Those of a sink have the place of its INSERT.
+    let inserts: Vec<[String; 7]> = status["inserts"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .zip(status["sinks"].as_array().into_iter().flatten())
+        .map(|(insert, sink)| {
+            let late = insert["late"].as_i64().zip(insert["late_closed"].as_i64()).map(|(a, b)| a + b);
+            [
+                text(&insert["table"]),
+                number(&insert["processed"]),
+                number(&insert["filtered"]),
+                or_dash(late),
+                number(&sink["upserts"]),
+                number(&sink["deletes"]),
+                number(&sink["refused"]),
+            ]
+        })
+        .collect();
+    out += "\n";
+    out += &columns(["TABLE", ">ROWS", ">FILTERED", ">LATE", ">WRITTEN", ">REMOVED", ">REFUSED"], &inserts);
     out
 }
 
-fn of_store(settings: &Settings, existing: &Existing, owner: &Owner, standing: &Standing, elsewhere: &str) -> String {
+fn of_store(
+    settings: &Settings,
+    existing: &Existing,
+    owner: &Owner,
+    standing: &Standing,
+    paused: &Wishes,
+    elsewhere: &str,
+) -> String {
     let mut out =
         format!("Pipeline {}: read from {}, since {elsewhere}\n", settings.pipeline.name, existing::place(settings));
     let owned = match owner {
@@ -142,6 +172,13 @@ fn of_store(settings: &Settings, existing: &Existing, owner: &Owner, standing: &
     };
     // Writing to a text cannot fail.
     let _ = writeln!(out, "{owned}");
+    match (paused.pipeline, paused.partitions.len()) {
+        (true, _) => out += "PAUSED: it reads nothing until `strandline resume`, also when it is started\n",
+        (false, 0) => {}
+        (false, some) => {
+            let _ = writeln!(out, "PAUSED: {} until `strandline resume`", count(some, "partition"));
+        }
+    }
     if let Some(rewind) = standing.pointers.iter().flatten().find_map(|pointer| pointer.content.rewind.as_deref()) {
         let _ = writeln!(out, "It does not start: {rewind}");
     }
@@ -192,7 +229,13 @@ fn rows(pointer: &Pointer) -> u64 {
     pointer.content.state.iter().map(|segment| segment.rows).sum()
 }
 
-fn of_store_json(settings: &Settings, existing: &Existing, owner: &Owner, standing: &Standing) -> Value {
+fn of_store_json(
+    settings: &Settings,
+    existing: &Existing,
+    owner: &Owner,
+    standing: &Standing,
+    paused: &Wishes,
+) -> Value {
     let shards = standing.pointers.iter().enumerate().map(|(shard, pointer)| match pointer {
         Some(pointer) => json!({
             "shard": shard,
@@ -212,6 +255,7 @@ fn of_store_json(settings: &Settings, existing: &Existing, owner: &Owner, standi
         "pipeline": settings.pipeline.name,
         "owner": owner.heartbeat(),
         "owner_is": owner.word(),
+        "paused": paused,
         "fingerprint": existing.row.fingerprint,
         "shards": shards.collect::<Vec<_>>(),
         "partitions": standing.partitions.iter().map(super::stored::Partition::json).collect::<Vec<_>>(),

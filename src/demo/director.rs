@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use strandline_actors::board::{ActorStatus, Event, Life, Snapshot};
+use strandline_actors::board::{Event, Life, Snapshot};
 use strandline_actors::message::Target;
 use strandline_actors::ports::StateStore;
 use strandline_actors::run::Handle;
@@ -274,29 +274,20 @@ fn name(target: Target) -> &'static str {
     }
 }
 
-/// All actors with their kinds and names.
-fn actors(board: &Snapshot) -> impl Iterator<Item = (&'static str, String, &ActorStatus)> {
-    let one = |kind: &'static str, actor| std::iter::once((kind, kind.to_owned(), actor));
-    let shards = board.shards.iter().map(|(shard, status)| (KINDS[1], format!("aggregation {shard}"), &status.actor));
-    let partitions = board.partitions.values();
-    let partitions =
-        partitions.map(|status| (KINDS[0], format!("partition {}-{}", status.topic, status.partition), &status.actor));
-    one(KINDS[3], &board.supervisor).chain(one(KINDS[2], &board.committer.actor)).chain(shards).chain(partitions)
-}
-
 /// How many of each kind died and were started again.
 fn deaths(board: &Snapshot) -> BTreeMap<&'static str, u64> {
     let mut deaths = BTreeMap::new();
-    for (kind, _, actor) in actors(board) {
-        *deaths.entry(kind).or_default() += actor.restarts;
+    for (id, actor) in board.actors() {
+        *deaths.entry(id.kind()).or_default() += actor.restarts;
     }
     deaths
 }
 
 fn halted(board: &Snapshot) -> Option<(String, String)> {
-    actors(board)
-        .find(|(_, _, actor)| actor.life == Life::Halted)
-        .map(|(_, name, actor)| (name, actor.last_error.clone().unwrap_or_default()))
+    board
+        .actors()
+        .find(|(_, actor)| actor.life == Life::Halted)
+        .map(|(id, actor)| (board.name(id), actor.last_error.clone().unwrap_or_default()))
 }
 
 #[cfg(test)]

@@ -38,6 +38,7 @@ mod column;
 mod fault;
 mod flat;
 mod flat_object;
+mod layout;
 mod nested;
 mod number;
 mod options;
@@ -107,10 +108,17 @@ impl JsonDecoder {
         let mut good = Vec::with_capacity(kept.len());
         let mut bad = Vec::new();
         self.columns.reserve(kept.len());
+        // Looked at all together, they are mostly found to be in UTF-8 sooner than one by one.
+        let together = values.value_data().get(spread(values)).and_then(|bytes| std::str::from_utf8(bytes).ok());
+        let first = values.value_offsets().first().map_or(0, |offset| *offset as usize);
         for index in kept {
             let row = *index as usize;
             let value = values.is_valid(row).then(|| values.value(row));
-            match record(value).and_then(|text| self.columns.append(text).map_err(|fault| explain(text, fault))) {
+            let checked = together.and_then(|text| {
+                let place = |row: usize| values.value_offsets()[row] as usize - first;
+                text.get(place(row)..place(row + 1))
+            });
+            match record(value, checked).and_then(|text| self.append(text)) {
                 Ok(()) => good.push(*index),
                 Err(fault) => {
                     self.columns.truncate(good.len());
@@ -122,20 +130,39 @@ impl JsonDecoder {
         let rows = RecordBatch::try_new_with_options(self.schema.clone(), self.columns.finish()?, &options)?;
         Ok(Decoded { rows, good, bad })
     }
+
+    /// Appends a record. One that looks like the last one has no parts inside, so it is not deep.
+    fn append(&mut self, text: &str) -> Result<(), Fault> {
+        if let Some(appended) = self.columns.append_alike(text) {
+            return appended;
+        }
+        if deeper_than(text, DEEPEST) {
+            return Err(Fault::new(format!("objects and arrays are nested more than {DEEPEST} levels deep")));
+        }
+        self.columns.append_any(text).map_err(|fault| explain(text, fault))
+    }
 }
 
-/// The text of a record, if it may be one: there, in UTF-8 and not too deep.
-fn record(value: Option<&[u8]>) -> Result<&str, Fault> {
+/// Where the bytes of values are.
+fn spread(values: &BinaryArray) -> std::ops::Range<usize> {
+    match values.value_offsets() {
+        [first, .., last] => *first as usize..*last as usize,
+        _ => 0..0,
+    }
+}
+
+/// The text of a record, if it may be one: there and in UTF-8. `checked` is its text, if it is known to be in
+/// UTF-8.
+fn record<'a>(value: Option<&'a [u8]>, checked: Option<&'a str>) -> Result<&'a str, Fault> {
     let value = value.ok_or_else(|| Fault::new("the value is null"))?;
     if value.is_empty() {
         return Err(Fault::new("the value is empty"));
     }
-    let text = std::str::from_utf8(value)
-        .map_err(|error| Fault::new(format!("not valid UTF-8 from byte {} on", error.valid_up_to())))?;
-    if deeper_than(text, DEEPEST) {
-        return Err(Fault::new(format!("objects and arrays are nested more than {DEEPEST} levels deep")));
+    match checked {
+        Some(text) => Ok(text),
+        None => std::str::from_utf8(value)
+            .map_err(|error| Fault::new(format!("not valid UTF-8 from byte {} on", error.valid_up_to()))),
     }
-    Ok(text)
 }
 
 /// Says better what is wrong with a record that is no object.

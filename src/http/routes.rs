@@ -1,10 +1,11 @@
 //! The paths and their answers.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::Router;
 use axum::extract::{Path, Query, State};
-use axum::http::{HeaderMap, StatusCode, header};
+use axum::http::{StatusCode, header};
 use axum::middleware;
 use axum::response::{Html, IntoResponse, Json, Response};
 use axum::routing::{get, post};
@@ -14,23 +15,34 @@ use strandline_actors::message::Target;
 use strandline_actors::pause::{Scope, Wished};
 use strandline_actors::position::PartitionKey;
 
+use super::connectors::Connectors;
 use super::guard::{Guard, only_who_may};
 use super::metrics::Measured;
-use super::{Shown, health, metrics};
-use crate::sinks::SinkCounts;
+use super::{Shown, connectors, health, metrics};
+use crate::sinks::Written;
+use crate::sql::RowCounts;
 
-const PAGE: &str = include_str!("page.html");
-/// The page is whole: it loads nothing from anywhere.
-const CONTENT_POLICY: &str =
-    "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'; img-src data:";
+const PAGE: &str = include_str!("page/page.html");
+const STYLE: &str = include_str!("page/page.css");
+/// In order: what draws, and what asks and shows.
+const SCRIPTS: [&str; 2] = [include_str!("page/draw.js"), include_str!("page/page.js")];
+/// The page loads nothing from anywhere else.
+const CONTENT_POLICY: &str = "default-src 'none'; style-src 'self'; script-src 'self'; connect-src 'self'; \
+     img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 pub(super) fn router(shown: Arc<Shown>, guard: Guard) -> Router {
     let mut router = Router::new()
         .route("/", get(page))
+        .route("/page.css", get(style))
+        .route("/page.js", get(script))
         .route("/healthz", get(healthz))
         .route("/readyz", get(readyz))
         .route("/metrics", get(metrics))
         .route("/api/status", get(status))
+        .route("/api/balance", get(balance))
+        .route("/api/connectors", get(connectors_of))
+        .route("/api/history", get(history))
+        .route("/api/pipeline", get(pipeline))
         .route("/api/pause", post(pause_pipeline))
         .route("/api/pause/partition/{topic}/{partition}", post(pause_partition))
         .route("/api/resume", post(resume_pipeline))
@@ -48,12 +60,32 @@ async fn page() -> Response {
         .into_response()
 }
 
+async fn style() -> Response {
+    ([(header::CONTENT_TYPE, "text/css; charset=utf-8"), (header::CACHE_CONTROL, "no-store")], STYLE).into_response()
+}
+
+async fn script() -> Response {
+    let kind = (header::CONTENT_TYPE, "text/javascript; charset=utf-8");
+    ([kind, (header::CACHE_CONTROL, "no-store")], SCRIPTS.concat()).into_response()
+}
+
+/// From when on samples are asked for.
+#[derive(Deserialize)]
+struct After {
+    #[serde(default)]
+    after: u64,
+}
+
+async fn history(State(shown): State<Arc<Shown>>, Query(After { after }): Query<After>) -> Response {
+    fresh(shown.history.after(after))
+}
+
 async fn nothing() -> (StatusCode, &'static str) {
     (StatusCode::NOT_FOUND, "there is nothing here; try /, /healthz, /readyz, /metrics or /api/status\n")
 }
 
 impl Shown {
-    fn board(&self) -> Snapshot {
+    pub(super) fn board(&self) -> Snapshot {
         self.begun.get().map(|begun| begun.running.board().snapshot()).unwrap_or_default()
     }
 
@@ -74,8 +106,42 @@ impl Shown {
         }
     }
 
-    fn sink(&self) -> Option<SinkCounts> {
-        self.begun.get().and_then(|begun| (begun.sink)())
+    /// What became of the rows of each INSERT, by its table.
+    fn inserts(&self) -> Vec<(String, RowCounts)> {
+        let inserts = self.begun.get().map(|begun| begun.inserts.as_slice()).unwrap_or_default();
+        inserts.iter().map(|(table, counters)| (table.clone(), counters.read())).collect()
+    }
+
+    fn shards(&self) -> u32 {
+        self.begun.get().map_or(0, |begun| begun.shards)
+    }
+
+    /// Everything that is measured, as it is now.
+    pub(super) fn measured(&self) -> Measured {
+        let board = self.board();
+        Measured {
+            shards: self.shards(),
+            connectors: self.connectors(&board),
+            healthy: self.problems(&board).is_empty(),
+            ready: self.waiting_for(&board).is_empty(),
+            board,
+            since: self.since.elapsed(),
+            sinks: self.sinks(),
+            inserts: self.inserts(),
+            spans_sent: self.spans.sent(),
+            spans_dropped: self.spans.dropped(),
+            pushes_sent: self.pushes.sent(),
+            pushes_dropped: self.pushes.dropped(),
+        }
+    }
+
+    pub(super) fn sinks(&self) -> Vec<Written> {
+        self.begun.get().map(|begun| (begun.sinks)()).unwrap_or_default()
+    }
+
+    fn connectors(&self, board: &Snapshot) -> Connectors {
+        let reached = self.begun.get().map(|begun| (begun.sources)()).unwrap_or_default();
+        connectors::connectors(&self.planned, board, self.begun.get().is_some(), &reached, &self.sinks())
     }
 }
 
@@ -95,17 +161,7 @@ async fn readyz(State(shown): State<Arc<Shown>>) -> (StatusCode, String) {
 }
 
 async fn metrics(State(shown): State<Arc<Shown>>) -> Response {
-    let board = shown.board();
-    let measured = Measured {
-        healthy: shown.problems(&board).is_empty(),
-        ready: shown.waiting_for(&board).is_empty(),
-        board,
-        since: shown.since.elapsed(),
-        sink: shown.sink(),
-        spans_sent: shown.spans.sent(),
-        spans_dropped: shown.spans.dropped(),
-    };
-    match metrics::text(measured) {
+    match metrics::text(&shown.measured()) {
         Ok(text) => ([(header::CONTENT_TYPE, metrics::CONTENT_TYPE)], text).into_response(),
         Err(error) => (StatusCode::INTERNAL_SERVER_ERROR, format!("metrics: {error}\n")).into_response(),
     }
@@ -122,16 +178,40 @@ struct Status<'a> {
     /// Why it is not ready; empty: it is.
     waiting_for: Vec<String>,
     board: Snapshot,
-    sink: Option<SinkStatus>,
+    inserts: Vec<InsertStatus>,
+    sinks: Vec<SinkStatus>,
     spans: Spans,
     demo: Option<serde_json::Value>,
 }
 
 #[derive(Serialize)]
+struct InsertStatus {
+    table: String,
+    processed: u64,
+    filtered: u64,
+    late: u64,
+    late_closed: u64,
+}
+
+#[derive(Serialize)]
 struct SinkStatus {
+    table: String,
     upserts: u64,
     deletes: u64,
     refused: u64,
+}
+
+impl From<(String, RowCounts)> for InsertStatus {
+    fn from((table, counts): (String, RowCounts)) -> Self {
+        let RowCounts { processed, filtered, late, late_closed } = counts;
+        Self { table, processed, filtered, late, late_closed }
+    }
+}
+
+impl From<Written> for SinkStatus {
+    fn from(Written { table, counts, .. }: Written) -> Self {
+        Self { table, upserts: counts.upserts, deletes: counts.deletes, refused: counts.refused() }
+    }
 }
 
 #[derive(Serialize)]
@@ -146,21 +226,61 @@ async fn status(State(shown): State<Arc<Shown>>) -> Response {
         pipeline: &shown.pipeline,
         version: env!("CARGO_PKG_VERSION"),
         uptime_seconds: shown.since.elapsed().as_secs_f64(),
-        description: shown.begun.get().map_or("", |begun| begun.description.as_str()),
+        description: &shown.planned.plan,
         problems: shown.problems(&board),
         waiting_for: shown.waiting_for(&board),
         board,
-        sink: shown.sink().map(|counts| SinkStatus {
-            upserts: counts.upserts,
-            deletes: counts.deletes,
-            refused: counts.null_keys + counts.empty_keys + counts.long_keys + counts.unfit_keys,
-        }),
+        inserts: shown.inserts().into_iter().map(InsertStatus::from).collect(),
+        sinks: shown.sinks().into_iter().map(SinkStatus::from).collect(),
         spans: Spans { sent: shown.spans.sent(), dropped: shown.spans.dropped() },
         demo: shown.demo.as_ref().map(|demo| demo.status()),
     };
-    let mut headers = HeaderMap::new();
-    headers.insert(header::CACHE_CONTROL, header::HeaderValue::from_static("no-store"));
-    (headers, Json(status)).into_response()
+    fresh(status)
+}
+
+/// What is not to be kept by whoever asks.
+fn fresh(shown: impl Serialize) -> Response {
+    ([(header::CACHE_CONTROL, "no-store")], Json(shown)).into_response()
+}
+
+async fn connectors_of(State(shown): State<Arc<Shown>>) -> Response {
+    fresh(shown.connectors(&shown.board()))
+}
+
+async fn pipeline(State(shown): State<Arc<Shown>>) -> Response {
+    fresh(&shown.planned)
+}
+
+/// The balance of a partition, as it is shown.
+#[derive(Serialize)]
+struct Line {
+    topic: String,
+    partition: i32,
+    from: i64,
+    committed: i64,
+    committed_highest: i64,
+    /// By outcome.
+    offsets: BTreeMap<&'static str, u64>,
+    counted: u64,
+    unbalanced: i64,
+}
+
+async fn balance(State(shown): State<Arc<Shown>>) -> Response {
+    let (board, shards) = (shown.board(), shown.shards());
+    let lines = board.partitions.iter().filter_map(|(key, status)| {
+        let balance = board.balance(key, shards)?;
+        Some(Line {
+            topic: status.topic.clone(),
+            partition: status.partition,
+            from: balance.from.0,
+            committed: balance.position.0,
+            committed_highest: balance.highest.0,
+            offsets: metrics::outcomes(&balance.counts).into(),
+            counted: balance.counts.total(),
+            unbalanced: balance.off,
+        })
+    });
+    fresh(lines.collect::<Vec<_>>())
 }
 
 type Said = (StatusCode, String);
@@ -186,6 +306,13 @@ async fn resume(shown: &Shown, id: Option<ActorId>) -> Said {
 fn said(wished: Wished, done: &str, not: &str) -> Said {
     match wished {
         Wished::Done => (StatusCode::OK, format!("{done}\n")),
+        Wished::Unstored => (
+            StatusCode::ACCEPTED,
+            format!(
+                "{done}, but not stored yet, since the store does not answer: that is tried on, and until then a process that \
+                 is started anew does not know it\n"
+            ),
+        ),
         Wished::Already => (StatusCode::CONFLICT, format!("it is not {not}\n")),
         Wished::Unknown => (StatusCode::CONFLICT, "this process does not read it (yet)\n".into()),
     }

@@ -4,27 +4,57 @@
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::sync::Mutex;
-use std::time::Instant as StdInstant;
+use std::time::{Instant as StdInstant, SystemTime, UNIX_EPOCH};
 
 use serde_json::Value;
 use strandline_actors::board::{Activity, Life};
-use strandline_actors::pointer::Generation;
+use strandline_actors::child::{Cause, Origin};
+use strandline_actors::pointer::{Epoch, Generation};
 use strandline_actors::ports::Heartbeat;
-use strandline_actors::position::{Offset, PartitionKey, SourcePartition};
+use strandline_actors::position::{Counts, Offset, PartitionKey, Position, SourcePartition, Vector};
 use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::*;
+use crate::sinks::{SinkCounts, SinkReach};
 
 const STALL: Duration = Duration::from_secs(60);
 
 /// A pipeline of which only the board exists.
-#[derive(Clone, Default)]
+#[derive(Clone)]
 struct Painted {
+    reach: Arc<Mutex<Reach>>,
+    sink: Arc<Mutex<SinkReach>>,
     board: Arc<Board>,
     resumed: Arc<Mutex<Vec<ActorId>>>,
     killed: Arc<Mutex<Vec<Target>>>,
     paused: Arc<Mutex<Vec<Scope>>>,
+}
+
+impl Default for Painted {
+    fn default() -> Self {
+        let reach = Reach { servers: "kafka:9092".into(), away: false, refusal: None, retries: 2, last_error: None };
+        let sink = SinkReach { troubled: false, refused: false, last_error: None };
+        Self {
+            reach: Arc::new(Mutex::new(reach)),
+            sink: Arc::new(Mutex::new(sink)),
+            board: Arc::default(),
+            resumed: Arc::default(),
+            killed: Arc::default(),
+            paused: Arc::default(),
+        }
+    }
+}
+
+/// The statements of the painted pipeline.
+const SQL: &str = "CREATE EXTERNAL TABLE orders (item VARCHAR) STORED AS JSON LOCATION 'kafka://orders'
+      OPTIONS ('kafka.sasl.password' 'geheim');
+    CREATE EXTERNAL TABLE totals (item VARCHAR, n BIGINT, PRIMARY KEY (item)) STORED AS CQL
+      LOCATION 'cassandra://shop/totals';
+    INSERT INTO totals SELECT item, count(*) FROM orders GROUP BY item";
+
+fn planned() -> Planned {
+    Planned::new(SQL, &crate::sql::plan(SQL).unwrap(), "keyspace strandline of Cassandra at 127.0.0.1:9042".into())
 }
 
 impl Running for Painted {
@@ -104,7 +134,7 @@ impl Painted {
     }
 
     fn serve(&self, demo: bool) -> Served {
-        let mut shown = Shown::new("orders", STALL, telemetry::Counters::default());
+        let mut shown = Shown::new("orders", STALL, &telemetry::Telemetry::default(), planned());
         if demo {
             shown = shown.with_demo(Arc::new(self.clone()));
         }
@@ -116,8 +146,23 @@ impl Painted {
         Begun {
             running: Box::new(self.clone()),
             shards: 2,
-            description: "reads orders".into(),
-            sink: Box::new(|| Some(SinkCounts { upserts: 5, ..SinkCounts::default() })),
+            sources: Box::new({
+                let reach = Arc::clone(&self.reach);
+                move || vec![reach.lock().unwrap().clone()]
+            }),
+            inserts: vec![("revenue".into(), Arc::default()), ("late_orders".into(), Arc::default())],
+            sinks: Box::new({
+                let reach = Arc::clone(&self.sink);
+                move || {
+                    let written = |table: &str, upserts| Written {
+                        table: table.into(),
+                        counts: SinkCounts { upserts, retries: 3, ..SinkCounts::default() },
+                        epochs: [(0, Epoch(upserts as i64))].into(),
+                        reach: reach.lock().unwrap().clone(),
+                    };
+                    vec![written("revenue", 5), written("late_orders", 7)]
+                }
+            }),
         }
     }
 }
@@ -143,6 +188,15 @@ impl Served {
         (status, answer.split_once("\r\n\r\n").unwrap().1.to_owned())
     }
 
+    /// The head of an answer, in lower case.
+    fn head(&self, path: &str) -> String {
+        let mut stream = TcpStream::connect(self.0.address()).unwrap();
+        write!(stream, "GET {path} HTTP/1.1\r\nHost: {}\r\nConnection: close\r\n\r\n", self.0.address()).unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer.split("\r\n\r\n").next().unwrap().to_ascii_lowercase()
+    }
+
     fn get(&self, path: &str) -> (u16, String) {
         self.ask(&format!("GET {path} HTTP/1.1\r\n"))
     }
@@ -165,13 +219,40 @@ fn a_pipeline_that_gets_on_is_healthy_and_ready() {
 
 #[test]
 fn the_page_loads_nothing_from_elsewhere() {
-    let page = include_str!("page.html");
-    for loading in ["src=", "@import", "url(", "<link rel=\"stylesheet\""] {
+    let served = Painted::well().serve(false);
+    let head = served.head("/");
+    assert!(
+        head.contains("content-security-policy: default-src 'none'; style-src 'self'; script-src 'self'"),
+        "{head}"
+    );
+    assert!(served.head("/page.css").contains("content-type: text/css"));
+    assert!(served.head("/page.js").contains("content-type: text/javascript"));
+    let page = ["/", "/page.css", "/page.js"].map(|path| served.get(path).1).concat();
+    for loading in ["@import", "url(", "eval("] {
         assert!(!page.contains(loading), "{loading}");
     }
-    let addresses: Vec<&str> = page.match_indices("http").map(|(at, _)| &page[at..at + 22]).collect();
+    let parts: Vec<&str> = page.match_indices("src=\"").map(|(at, _)| &page[at..at + 13]).collect();
+    assert_eq!(parts, ["src=\"page.js\""]);
+    let addresses: Vec<&str> = page.match_indices("http:").map(|(at, _)| &page[at..at + 22]).collect();
     assert!(addresses.iter().all(|address| address.starts_with("http://www.w3.org/2000")), "{addresses:?}");
     assert!(!page.contains("innerHTML"), "what comes from elsewhere is shown as text only");
+}
+
+#[test]
+fn the_last_minutes_are_shown() {
+    let served = Painted::well().serve(false);
+    let samples = |after: u64| -> Vec<Value> {
+        serde_json::from_str(&served.get(&format!("/api/history?after={after}")).1).unwrap()
+    };
+    let begun = StdInstant::now();
+    while samples(0).len() < 2 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "{:?}", samples(0));
+        std::thread::yield_now();
+    }
+    let all = samples(0);
+    assert_eq!((&all[0]["records"], &all[0]["lag"], &all[0]["written"]), (&180.into(), &20.into(), &12.into()));
+    let first = all[0]["at"].as_u64().unwrap();
+    assert!(samples(first).iter().all(|sample| sample["at"].as_u64() > Some(first)));
 }
 
 #[test]
@@ -268,7 +349,7 @@ fn a_standby_is_healthy_and_not_ready_and_its_wait_does_not_count() {
 
 #[test]
 fn before_the_pipeline_begins_it_lives_but_is_not_ready() {
-    let shown = Shown::new("orders", STALL, telemetry::Counters::default());
+    let shown = Shown::new("orders", STALL, &telemetry::Telemetry::default(), planned());
     let served = serve(shown);
     assert_eq!(served.get("/healthz").0, 200);
     assert_eq!(served.get("/readyz"), (503, "the store and the sink are being opened\n".into()));
@@ -290,7 +371,11 @@ fn the_status_has_what_the_page_reads() {
     assert_eq!(status["board"]["shards"]["1"]["keys"], 11);
     assert_eq!(status["board"]["events"][0]["actor"], "partition orders-1");
     assert_eq!(status["board"]["committer"]["actor"]["restarts"], 0);
-    assert_eq!(status["sink"]["upserts"], 5);
+    assert_eq!(status["board"]["committer"]["actor"]["mailbox"], 0);
+    assert_eq!((&status["sinks"][0]["table"], &status["sinks"][0]["upserts"]), (&"revenue".into(), &5.into()));
+    let parts = ["processed", "filtered", "late", "late_closed"];
+    assert!(parts.iter().all(|part| status["inserts"][0][part] == 0), "{status}");
+    assert_eq!((&status["inserts"][1]["table"], &status["inserts"][1]["late"]), (&"late_orders".into(), &0.into()));
     assert!(status["demo"].is_null());
 }
 
@@ -315,27 +400,51 @@ fn samples(text: &str) -> std::collections::BTreeMap<String, f64> {
 #[test]
 fn metrics_are_those_of_the_board() {
     let painted = Painted::well();
-    painted.board.actor(ActorId::Partition(key(0)), |status| status.restarts = 2);
-    painted.board.actor(ActorId::Partition(key(1)), |status| status.restarts = 1);
-    painted.board.actor(ActorId::Supervisor, |status| status.restarts = 4);
-    painted.board.shard(0, |status| status.counts.processed = 77);
+    for (id, cause) in [
+        (ActorId::Partition(key(0)), Cause::Failed(Origin::Source, "gone".into())),
+        (ActorId::Partition(key(0)), Cause::Panic("for a test".into())),
+        (ActorId::Partition(key(0)), Cause::Failed(Origin::Source, "gone again".into())),
+        (ActorId::Supervisor, Cause::Panic("for a test".into())),
+    ] {
+        painted.board.actor(id, |status| {
+            status.died(&cause);
+            status.life = Life::Running;
+        });
+    }
+    painted.board.partition(key(1), |status| status.end = Some(Offset(90)));
+    let minute_ago = SystemTime::now().duration_since(UNIX_EPOCH).unwrap() - Duration::from_secs(60);
+    painted.board.shard(0, |status| {
+        status.counts.processed = 77;
+        status.watermark = Some(minute_ago.as_nanos() as i64);
+    });
     let served = painted.serve(false);
     let (status, text) = served.get("/metrics");
     assert_eq!(status, 200);
     let samples = samples(&text);
+    let delay = samples["strandline_shard_watermark_delay_seconds{shard=\"0\"}"];
+    assert!((60.0..120.0).contains(&delay), "{delay}");
     for (name, value) in [
         ("strandline_partition_position{topic=\"orders\",partition=\"0\"}", 90.0),
         ("strandline_partition_end{topic=\"orders\",partition=\"0\"}", 100.0),
-        ("strandline_partition_lag{topic=\"orders\",partition=\"1\"}", 10.0),
+        ("strandline_partition_lag{topic=\"orders\",partition=\"0\"}", 10.0),
+        ("strandline_partition_lag{topic=\"orders\",partition=\"1\"}", 0.0),
         ("strandline_partition_records_total{topic=\"orders\",partition=\"1\"}", 90.0),
         ("strandline_shard_keys{shard=\"1\"}", 11.0),
         ("strandline_shard_checkpoint_duration_seconds{shard=\"0\"}", 0.0015),
         ("strandline_shard_offsets{shard=\"0\",outcome=\"processed\"}", 77.0),
-        ("strandline_actor_restarts_total{kind=\"partition\"}", 3.0),
-        ("strandline_actor_restarts_total{kind=\"supervisor\"}", 4.0),
-        ("strandline_actor_restarts_total{kind=\"committer\"}", 0.0),
+        ("strandline_actor_restarts_total{kind=\"partition\",actor=\"partition orders-0\",cause=\"source\"}", 2.0),
+        ("strandline_actor_restarts_total{kind=\"partition\",actor=\"partition orders-0\",cause=\"panic\"}", 1.0),
+        ("strandline_actor_restarts_total{kind=\"partition\",actor=\"partition orders-1\",cause=\"source\"}", 0.0),
+        ("strandline_actor_restarts_total{kind=\"supervisor\",actor=\"supervisor\",cause=\"panic\"}", 1.0),
+        ("strandline_actor_restarts_total{kind=\"committer\",actor=\"committer\",cause=\"store\"}", 0.0),
         ("strandline_actors{kind=\"aggregation\",life=\"running\"}", 2.0),
-        ("strandline_sink_rows_total{change=\"upsert\"}", 5.0),
+        ("strandline_actor_mailbox_messages{kind=\"committer\",actor=\"committer\"}", 0.0),
+        ("strandline_actor_mailbox_messages{kind=\"partition\",actor=\"partition orders-1\"}", 0.0),
+        ("strandline_sink_rows_total{table=\"revenue\",change=\"upsert\"}", 5.0),
+        ("strandline_sink_epoch{table=\"revenue\",shard=\"0\"}", 5.0),
+        ("strandline_partition_lag_seconds{topic=\"orders\",partition=\"1\"}", 0.0),
+        ("strandline_sink_rows_total{table=\"late_orders\",change=\"upsert\"}", 7.0),
+        ("strandline_insert_rows_total{table=\"revenue\",outcome=\"late\"}", 0.0),
         ("strandline_generation", 3.0),
         ("strandline_healthy", 1.0),
         ("strandline_ready", 1.0),
@@ -352,9 +461,13 @@ fn metrics_are_those_of_the_board() {
 fn the_documentation_names_all_metrics() {
     let painted = Painted::well();
     for partition in 0..2 {
-        painted.board.partition(key(partition), |status| status.watermark = Some(1));
+        painted.board.partition(key(partition), |status| {
+            (status.watermark, status.end) = (Some(1), Some(status.position));
+        });
         painted.board.shard(partition as u32, |status| status.watermark = Some(1));
+        counted(&painted, partition as u32, 0, Counts::default());
     }
+    painted.board.partition(key(0), |status| status.start = Some(Offset(0)));
     let (_, text) = painted.serve(false).get("/metrics");
     let found: std::collections::BTreeSet<String> =
         samples(&text).keys().map(|name| name.split('{').next().unwrap().to_owned()).collect();
@@ -424,7 +537,7 @@ fn where_other_machines_can_reach_it_only_the_token_changes_anything() {
     const TOKEN: &str = "a-token-of-this-test";
     let painted = Painted::well();
     let serve = |listen: &str, token: Option<&str>| {
-        let shown = Shown::new("orders", STALL, telemetry::Counters::default());
+        let shown = Shown::new("orders", STALL, &telemetry::Telemetry::default(), planned());
         shown.begin(painted.begun());
         let settings = HttpSettings { token: token.map(Into::into), ..at(listen) };
         Served(Server::start(&settings, Arc::new(shown)).unwrap().unwrap())
@@ -486,7 +599,7 @@ fn addresses_that_cannot_be_used_name_the_setting() {
     let taken = TcpListener::bind("127.0.0.1:0").unwrap();
     let listen = taken.local_addr().unwrap().to_string();
     let start = |listen: &str| {
-        Server::start(&at(listen), Arc::new(Shown::new("orders", STALL, telemetry::Counters::default())))
+        Server::start(&at(listen), Arc::new(Shown::new("orders", STALL, &telemetry::Telemetry::default(), planned())))
     };
     let error = start(&listen).unwrap_err().to_string();
     assert!(
@@ -512,4 +625,110 @@ fn slow_readers_hold_up_nobody() {
     let begun = StdInstant::now();
     assert_eq!(served.get("/healthz").0, 200);
     assert!(begun.elapsed() < Duration::from_secs(10));
+}
+
+/// Counts of one shard at a position of partition 0.
+fn counted(painted: &Painted, shard: u32, next: i64, counts: Counts) {
+    let vector = Vector([(key(0), Position { counts, ..Position::start(Offset(next)) })].into());
+    painted.board.shard(shard, |status| status.positions = Some(Arc::new(vector)));
+}
+
+#[test]
+fn what_became_of_each_offset_adds_up_by_partition() {
+    let painted = Painted::well();
+    painted.board.partition(key(0), |status| status.start = Some(Offset(5)));
+    let served = painted.serve(false);
+    let lines = || -> Vec<Value> { serde_json::from_str(&served.get("/api/balance").1).unwrap() };
+    counted(&painted, 0, 25, Counts { processed: 9, late: 1, gaps: 3, late_closed: 2, ..Counts::default() });
+    assert_eq!(lines(), Vec::<Value>::new(), "one shard is not loaded yet");
+
+    counted(&painted, 1, 25, Counts { filtered: 2, tombstones: 1, dead_lettered: 1, lost: 1, ..Counts::default() });
+    let offsets = serde_json::json!({ "processed": 9, "filtered": 2, "late": 1, "late_closed": 2, "dead_lettered": 1,
+        "skipped": 0, "tombstone": 1, "gap": 3, "lost": 1 });
+    let wanted = serde_json::json!([{ "topic": "orders", "partition": 0, "from": 5, "committed": 25,
+        "committed_highest": 25, "offsets": offsets, "counted": 20, "unbalanced": 0 }]);
+    assert_eq!(Value::from(lines()), wanted);
+    let metrics = served.get("/metrics").1;
+    for line in [
+        r#"strandline_partition_committed{topic="orders",partition="0"} 25"#,
+        r#"strandline_partition_counted_from{topic="orders",partition="0"} 5"#,
+        r#"strandline_partition_offsets{topic="orders",partition="0",outcome="gap"} 3"#,
+        r#"strandline_partition_unbalanced{topic="orders",partition="0"} 0"#,
+    ] {
+        assert!(metrics.lines().any(|found| found == line), "{line} in {metrics}");
+    }
+
+    // One offset that nobody counted.
+    counted(&painted, 1, 25, Counts { filtered: 2, tombstones: 1, dead_lettered: 1, ..Counts::default() });
+    assert_eq!(lines()[0]["unbalanced"], -1);
+}
+
+#[test]
+fn each_connector_shows_its_state_its_retries_and_its_last_error() {
+    let painted = Painted::well();
+    let served = painted.serve(false);
+    let shown = || -> Value { serde_json::from_str(&served.get("/api/connectors").1).unwrap() };
+    let states = || {
+        let shown = shown();
+        let state = |of: &Value| of["state"].as_str().unwrap().to_owned();
+        [state(&shown["sources"][0]), state(&shown["sinks"][0]), state(&shown["store"])]
+    };
+    assert_eq!(states(), ["running", "running", "running"]);
+    let first = shown();
+    let source = &first["sources"][0];
+    assert_eq!(
+        (&source["table"], &source["kind"], &source["location"]),
+        (&"orders".into(), &"kafka".into(), &"orders".into())
+    );
+    assert_eq!((&source["servers"], &source["retries"]), (&"kafka:9092".into(), &2.into()));
+    assert_eq!(source["partitions"], serde_json::json!({ "running": 2 }));
+    let sink = &first["sinks"][0];
+    assert_eq!((&sink["location"], &sink["upserts"], &sink["retries"]), (&"shop.totals".into(), &5.into(), &3.into()));
+    assert_eq!((&sink["last_error"], &first["store"]["kind"]), (&Value::Null, &"cassandra".into()));
+
+    let error = Some((std::time::SystemTime::UNIX_EPOCH + Duration::from_secs(9), "no connection".to_owned()));
+    painted.reach.lock().unwrap().away = true;
+    painted.reach.lock().unwrap().last_error = error.clone();
+    *painted.sink.lock().unwrap() = SinkReach { troubled: true, refused: false, last_error: error };
+    painted.board.committer(|status| {
+        status.store.failing = true;
+        status.store.last_error = Some("too slow".into());
+    });
+    assert_eq!(states(), ["failing", "failing", "failing"]);
+    let wanted = serde_json::json!({ "at": 9000, "what": "no connection" });
+    assert_eq!((&shown()["sources"][0]["last_error"], &shown()["sinks"][0]["last_error"]), (&wanted, &wanted));
+    assert_eq!(shown()["store"]["last_error"]["what"], "too slow");
+    let up = r#"strandline_connector_up{role="source",table="orders",kind="kafka"}"#;
+    assert_eq!(samples(&served.get("/metrics").1).get(up), Some(&0.0));
+
+    painted.reach.lock().unwrap().refusal = Some("wrong password".into());
+    painted.sink.lock().unwrap().refused = true;
+    assert_eq!(states()[..2], ["refused", "refused"]);
+    let well = Painted::well();
+    *painted.reach.lock().unwrap() = well.reach.lock().unwrap().clone();
+    painted.board.actor(ActorId::Partition(key(1)), |status| {
+        (status.life, status.last_error) = (Life::Halted, Some("a bad record".into()));
+    });
+    assert_eq!(
+        (states()[0].as_str(), &shown()["sources"][0]["last_error"]["what"]),
+        ("halted", &"a bad record".into())
+    );
+    let before = serve(Shown::new("orders", STALL, &telemetry::Telemetry::default(), planned()));
+    let before: Value = serde_json::from_str(&before.get("/api/connectors").1).unwrap();
+    assert_eq!(
+        (&before["sources"][0]["state"], &before["sinks"][0]["state"]),
+        (&"starting".into(), &"starting".into())
+    );
+}
+
+#[test]
+fn the_statements_and_their_plan_are_shown_without_what_is_secret() {
+    let served = Painted::well().serve(false);
+    let (status, text) = served.get("/api/pipeline");
+    assert_eq!(status, 200);
+    assert!(!text.contains("geheim"), "{text}");
+    let shown: Value = serde_json::from_str(&text).unwrap();
+    assert!(shown["sql"].as_str().unwrap().contains("INSERT INTO totals SELECT item, count(*)"));
+    assert!(shown["plan"].as_str().unwrap().contains("orders"));
+    assert_eq!(shown["sinks"][0]["location"], "shop.totals");
 }

@@ -7,7 +7,7 @@
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use strandline_actors::ports::SourceError;
 use strandline_actors::position::{PartitionKey, SourcePartition};
@@ -39,6 +39,21 @@ pub(super) enum Existence {
     OtherTopic(Uuid),
 }
 
+/// How the brokers that a topic is read from answer.
+#[derive(Clone, Debug)]
+pub struct Reach {
+    /// The addresses by which they are found.
+    pub servers: String,
+    /// None answers.
+    pub away: bool,
+    /// They will not have this client, and why.
+    pub refusal: Option<String>,
+    /// Connections that failed and questions that were not answered; each was tried again.
+    pub retries: u64,
+    /// The last fault, and when it was.
+    pub last_error: Option<(SystemTime, String)>,
+}
+
 #[derive(Clone, Debug)]
 struct Known {
     id: Option<Uuid>,
@@ -60,7 +75,8 @@ pub(super) struct Cluster {
     group_of: Vec<usize>,
     groups: Vec<Group>,
     known: Mutex<HashMap<String, Known>>,
-    asking: tokio::sync::Mutex<()>,
+    /// When each group of tables last got no answer, held by whoever asks.
+    asking: tokio::sync::Mutex<HashMap<usize, Instant>>,
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -222,8 +238,28 @@ impl Cluster {
                 tell_at = Instant::now() + tell_pause;
                 tell_pause = (tell_pause * 2).min(Duration::from_secs(60));
             }
+            asker.events().asked_again();
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(Duration::from_secs(2));
+        }
+    }
+
+    /// How the brokers of a table answer its clients.
+    pub(super) fn reach(&self, table: usize) -> Reach {
+        let group = self.group(table);
+        let fetchers: Vec<Arc<Fetcher>> = lock(&group.fetchers).iter().flatten().cloned().collect();
+        let all = || fetchers.iter().chain([&group.asker]).map(|fetcher| fetcher.events());
+        // Whoever fetches hears at once, whoever asks only when it asks again.
+        let away = match fetchers.is_empty() {
+            true => group.asker.events().silent(),
+            false => fetchers.iter().all(|fetcher| fetcher.events().silent()),
+        };
+        Reach {
+            servers: group.properties.servers().to_owned(),
+            away,
+            refusal: all().find_map(Events::refusal),
+            retries: all().map(Events::retries).sum(),
+            last_error: all().filter_map(Events::last_fault).max_by_key(|(at, _)| *at),
         }
     }
 
@@ -340,13 +376,21 @@ impl Cluster {
 
     /// Asks whether a partition is there and still the same, unless its topic was seen less than `age` ago.
     pub(super) async fn refresh(&self, table: usize, partition: &SourcePartition, age: Duration) -> Existence {
-        // Many partitions ask at once, and one answer serves them all.
-        let _turn = self.asking.lock().await;
-        let known = lock(&self.known).get(&*partition.topic).cloned();
-        match known.filter(|known| known.at.elapsed() < age) {
-            Some(_) => self.other_id(partition).map_or(Existence::There, Existence::OtherTopic),
-            None => self.look_up(table, partition).await,
+        // Many partitions ask at once, and one answer serves them all; so does one that did not come.
+        let (since, group) = (Instant::now(), self.group_of[table]);
+        let mut unanswered = self.asking.lock().await;
+        if unanswered.get(&group).is_some_and(|at| *at >= since) {
+            return Existence::Unknown;
         }
+        let known = lock(&self.known).get(&*partition.topic).cloned();
+        if known.is_some_and(|known| known.at.elapsed() < age) {
+            return self.other_id(partition).map_or(Existence::There, Existence::OtherTopic);
+        }
+        let existence = self.look_up(table, partition).await;
+        if matches!(existence, Existence::Unknown) {
+            unanswered.insert(group, Instant::now());
+        }
+        existence
     }
 
     /// The id that the partition's topic has now, if it is known to be another one.

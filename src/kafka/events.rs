@@ -7,9 +7,9 @@
 //! no ids nothing is noted, and the ids that are asked for from time to time are the only guard.
 
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use uuid::Uuid;
 
@@ -27,7 +27,7 @@ struct Refusal {
 struct State {
     topics: HashMap<String, Uuid>,
     refusal: Option<Refusal>,
-    last_error: Option<String>,
+    last_error: Option<(SystemTime, String)>,
 }
 
 /// What is said in the log of one cluster, by all its clients together.
@@ -67,12 +67,23 @@ pub(super) struct Events {
     log_level: i32,
     /// No broker answers this client, or they refuse it.
     troubled: AtomicBool,
+    /// There was a fault, and nothing was answered since.
+    silent: AtomicBool,
+    /// Connections that failed and questions that were not answered; each is tried again.
+    retries: AtomicU64,
     state: Mutex<State>,
 }
 
 impl Events {
     pub(super) fn new(voice: &Arc<Voice>, log_level: i32) -> Self {
-        Self { voice: Arc::clone(voice), log_level, troubled: AtomicBool::new(false), state: Mutex::default() }
+        Self {
+            voice: Arc::clone(voice),
+            log_level,
+            troubled: AtomicBool::new(false),
+            silent: AtomicBool::new(false),
+            retries: AtomicU64::new(0),
+            state: Mutex::default(),
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -104,11 +115,34 @@ impl Events {
 
     /// The last fault of a connection, in librdkafka's words.
     pub(super) fn last_error(&self) -> Option<String> {
+        self.last_fault().map(|(_, text)| text)
+    }
+
+    /// The same, and when it was.
+    pub(super) fn last_fault(&self) -> Option<(SystemTime, String)> {
         self.state().last_error.clone()
+    }
+
+    /// Whether nothing was answered since the last fault. Known earlier than that no broker answers at all, and of one broker
+    /// alone librdkafka never says that.
+    pub(super) fn silent(&self) -> bool {
+        self.silent.load(Ordering::Relaxed)
+    }
+
+    /// How often something was tried again.
+    pub(super) fn retries(&self) -> u64 {
+        self.retries.load(Ordering::Relaxed)
+    }
+
+    /// A question is asked again.
+    pub(super) fn asked_again(&self) {
+        self.silent.store(true, Ordering::Relaxed);
+        self.retries.fetch_add(1, Ordering::Relaxed);
     }
 
     /// A broker has answered.
     pub(super) fn answered(&self) {
+        self.silent.store(false, Ordering::Relaxed);
         if self.troubled() {
             self.state().refusal = None;
             self.troubled.store(false, Ordering::Relaxed);
@@ -161,12 +195,14 @@ impl Listener for Events {
 
     fn error(&self, code: Code, text: &str) {
         let cluster = self.voice.cluster.as_str();
+        self.retries.fetch_add(1, Ordering::Relaxed);
+        self.silent.store(true, Ordering::Relaxed);
         match code {
             Code::LOCAL_AUTHENTICATION | Code::SASL_AUTHENTICATION | Code::SSL | Code::FATAL => {
                 let mut state = self.state();
                 let known = state.refusal.as_ref().is_some_and(|last| last.text == text);
                 state.refusal = Some(Refusal { at: Instant::now(), text: text.into() });
-                state.last_error = Some(text.into());
+                state.last_error = Some((SystemTime::now(), text.into()));
                 drop(state);
                 self.troubled.store(true, Ordering::Relaxed);
                 if !known {
@@ -181,7 +217,7 @@ impl Listener for Events {
                 }
             }
             _ => {
-                self.state().last_error = Some(text.into());
+                self.state().last_error = Some((SystemTime::now(), text.into()));
                 if self.voice.may_warn() {
                     tracing::warn!(cluster, "Kafka: {text}");
                 }
@@ -243,13 +279,15 @@ mod tests {
     fn a_broker_that_is_away_is_no_refusal() {
         let events = events();
         events.error(Code::TRANSPORT, "connection refused");
-        assert!(!events.troubled());
+        assert!(!events.troubled() && events.silent());
+        assert_eq!(events.retries(), 1);
         events.error(Code::ALL_BROKERS_DOWN, "1/1 brokers are down");
         assert!(events.troubled());
         assert_eq!(events.refusal(), None);
         assert_eq!(events.last_error().as_deref(), Some("connection refused"));
         events.answered();
-        assert!(!events.troubled());
+        assert!(!events.troubled() && !events.silent());
+        assert_eq!(events.last_error().as_deref(), Some("connection refused"), "what happened stays");
     }
 
     #[test]

@@ -25,7 +25,7 @@ const NAP: Duration = Duration::from_millis(5);
 /// The longest sleep while nobody does.
 const REST: Duration = Duration::from_millis(50);
 /// How often the brokers are asked for the ends of partitions that seem to be read up.
-const ASK_ENDS_EVERY: Duration = Duration::from_secs(5);
+pub(super) const ASK_ENDS_EVERY: Duration = Duration::from_secs(5);
 
 enum Command {
     Open { life: u64, start: Start },

@@ -18,11 +18,15 @@ use uuid::Uuid;
 
 use super::columns::{self, Columns, LARGEST_BATCH, Parts, Record};
 use super::events::Events;
+use super::fetcher::ASK_ENDS_EVERY;
 use super::producers;
 use super::raw::{Client, Code, Message, Messages, Queue};
 
 /// A demand that nothing came for is answered with an empty batch after this time.
 pub(super) const PROBE_AFTER: Duration = Duration::from_millis(100);
+
+/// An end that nobody has confirmed for so long is not known any more: its leader may be out of reach for us alone.
+const CONFIRMED_FOR: Duration = ASK_ENDS_EVERY.saturating_mul(3);
 
 /// Records that are taken by one call at most; what was taken beyond the limits stays with the life.
 const LARGEST_TAKE: usize = 4096;
@@ -43,6 +47,8 @@ pub(super) struct Start {
 pub(super) enum Trouble {
     /// The brokers have no such position.
     OutOfRange(String),
+    /// The log was cut below the position, and may have grown beyond it again with other records.
+    Truncated(String),
     /// The brokers have no such topic or partition.
     Gone(String),
     /// The topic is another one under the same name.
@@ -74,6 +80,8 @@ pub(super) struct Life {
     at_end: bool,
     /// The end that the brokers told when asked, if it is above the position.
     told_end: Option<i64>,
+    /// When the brokers last said what the end is.
+    confirmed: Option<Instant>,
     trouble: Option<Trouble>,
     demand: Option<Demand>,
     /// The usual size of a record, to judge how many to take.
@@ -93,6 +101,7 @@ impl Life {
             messages: Messages::new(client),
             at_end: false,
             told_end: None,
+            confirmed: None,
             trouble: None,
             demand: None,
             mean: 256,
@@ -126,6 +135,7 @@ impl Life {
     /// Takes note of the end that the brokers told.
     pub(super) fn told_end(&mut self, end: i64) {
         self.told_end = (end > self.position).then_some(end);
+        self.confirmed = Some(Instant::now());
     }
 
     /// Answers the demand if there is something to answer. Says whether it did.
@@ -195,16 +205,19 @@ impl Life {
     }
 
     fn batch(&self, from: i64, records: RecordBatch, bytes: usize, client: &Client) -> SourceBatch {
+        let cached = client.cached_end(&self.c_topic, self.start.partition);
         let end = match self.told_end {
             Some(end) => Some(end),
-            None if self.at_end => Some(self.position),
-            None => client.cached_end(&self.c_topic, self.start.partition),
+            None if self.at_end => self.confirmed.filter(|at| at.elapsed() < CONFIRMED_FOR).map(|_| self.position),
+            // What is cached may be left from an earlier life: before anything came it tells only what lies ahead.
+            None => cached.filter(|end| *end > self.position || self.position > from),
         };
         SourceBatch {
             range: Range::new(Offset(from), Offset(self.position)),
             records,
             bytes,
             end: end.map(|end| Offset(end.max(self.position))),
+            open_transaction: self.at_end && cached.is_some_and(|high| high > self.position),
             lost: false,
             producers: self.producers,
         }
@@ -263,6 +276,7 @@ impl Life {
                     self.position = self.position.max(message.offset());
                     self.at_end = true;
                     self.told_end = None;
+                    self.confirmed = Some(Instant::now());
                 }
                 code => {
                     let reason = message.reason();
@@ -291,11 +305,32 @@ fn record<'a>(message: Message<'a>, parts: Parts) -> Record<'a> {
 
 fn trouble(code: Code, reason: String) -> Trouble {
     match code {
+        // librdkafka compares the epochs of the leaders, and has no code of its own for what it finds.
+        Code::AUTO_OFFSET_RESET if reason.contains("log truncation detected") => Trouble::Truncated(reason),
         Code::AUTO_OFFSET_RESET => Trouble::OutOfRange(reason),
         Code::UNKNOWN_TOPIC_OR_PART
         | Code::UNKNOWN_TOPIC_ID
         | Code::LOCAL_UNKNOWN_TOPIC
         | Code::LOCAL_UNKNOWN_PARTITION => Trouble::Gone(reason),
         _ => Trouble::Failed(reason),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// In librdkafka's words, of a leader that has less, one that knows no such epoch, and one whose log starts later.
+    #[test]
+    fn a_log_that_was_cut_is_told_from_a_position_that_it_does_not_have() {
+        let cut = "orders [0]: Partition log truncation detected at offset 150 (leader epoch 3): broker end offset is 100 \
+                   (offset leader epoch 3). Reset to INVALID.: Local: Partition log truncation detected (broker 2)";
+        assert_eq!(trouble(Code::AUTO_OFFSET_RESET, cut.into()), Trouble::Truncated(cut.into()));
+        let unknown = "No epoch found less or equal to offset 150 (leader epoch 3): broker end offset is -1 (offset leader \
+                       epoch -1). Reset using configured policy.: Local: Partition log truncation detected (broker 2)";
+        assert_eq!(trouble(Code::AUTO_OFFSET_RESET, unknown.into()), Trouble::Truncated(unknown.into()));
+        let later =
+            "fetch failed due to requested offset not available on the broker: Broker: Offset out of range (broker 2)";
+        assert_eq!(trouble(Code::AUTO_OFFSET_RESET, later.into()), Trouble::OutOfRange(later.into()));
     }
 }

@@ -30,6 +30,7 @@ mod source;
 mod topic_id;
 
 pub use client::KafkaError;
+pub use cluster::Reach;
 pub use columns::{Parts, schema};
 pub use embedded::{EMBEDDED_RETENTION, EmbeddedError, EmbeddedKafka};
 pub use sender::{Outgoing, Sender};

@@ -93,6 +93,7 @@ impl Reader {
             records: RecordBatch::new_empty(schema),
             bytes: 0,
             end: None,
+            open_transaction: false,
             lost: false,
             producers: Default::default(),
         }
@@ -117,7 +118,7 @@ impl Reader {
             Trouble::OtherTopic(id) => Err(self.halt(cluster::recreated(&self.partition, id))),
             Trouble::Superseded => Err(self.failed("the partition was opened by another reader")),
             Trouble::Failed(reason) => Err(self.failed(reason)),
-            Trouble::Gone(_) | Trouble::OutOfRange(_) => {
+            Trouble::Gone(_) | Trouble::OutOfRange(_) | Trouble::Truncated(_) => {
                 match self.cluster.look_up(self.table, &self.partition).await {
                     Existence::Unknown => {
                         tokio::time::sleep(ASK_AGAIN).await;
@@ -136,9 +137,32 @@ impl Reader {
                     }
                     Existence::There => match trouble {
                         Trouble::OutOfRange(reason) => self.out_of_range(&reason).await,
+                        Trouble::Truncated(reason) => self.truncated(&reason),
                         _ => self.restart().map(|()| None),
                     },
                 }
+            }
+        }
+    }
+
+    /// What was read may be gone, and what took its place is not read: only somebody who knows the data can tell what is right.
+    fn truncated(&mut self, reason: &str) -> Result<Option<SourceBatch>, SourceError> {
+        let table = self.cluster.table(self.table);
+        match table.on_data_loss {
+            OnDataLoss::Fail => Err(self.halt(format_args!(
+                "the log of topic `{}` was cut below the position, by an unclean election or a restored disk: {reason}. \
+                 Records that were counted may be gone from it, and others that took their offsets were not read. Compare with \
+                 what the topic holds. To go on at the position, resume the partition, or set 'on.data.loss' 'skip' for table \
+                 `{}` to do so always; to count again what the log holds now, go back with `strandline offsets rewind`",
+                self.partition.topic, table.table
+            ))),
+            OnDataLoss::Skip => {
+                tracing::error!(
+                    partition = %self.partition,
+                    position = self.position,
+                    "the log was cut below the position; going on there, without what took the place of what was read: {reason}"
+                );
+                self.restart().map(|()| None)
             }
         }
     }
@@ -289,7 +313,7 @@ mod tests {
         let bytes = columns.bytes();
         let range = Range::new(Offset(from), Offset(until));
         let (records, end) = (columns.finish().unwrap(), Some(Offset(until)));
-        SourceBatch { range, records, bytes, end, lost: false, producers: Default::default() }
+        SourceBatch { range, records, bytes, end, open_transaction: false, lost: false, producers: Default::default() }
     }
 
     #[test]

@@ -11,7 +11,7 @@ use crate::catalog::{KafkaTopic, StartingOffsets};
 use crate::settings::KafkaSettings;
 
 use super::client::KafkaError;
-use super::cluster::{self, Cluster, Existence};
+use super::cluster::{self, Cluster, Existence, Reach};
 use super::producers;
 use super::reader::Reader;
 
@@ -41,6 +41,11 @@ impl KafkaSource {
     pub async fn offset_at(&self, partition: &SourcePartition, millis: i64) -> Result<Option<Offset>, SourceError> {
         let found = self.cluster.offset_at(self.table_of(partition)?, partition, millis).await?;
         Ok(found.map(Offset))
+    }
+
+    /// How the brokers of each topic answer, in the order of the tables.
+    pub fn reach(&self) -> Vec<Reach> {
+        (0..self.cluster.tables().len()).map(|table| self.cluster.reach(table)).collect()
     }
 
     fn table_of(&self, partition: &SourcePartition) -> Result<usize, SourceError> {
@@ -103,6 +108,15 @@ impl Source for KafkaSource {
         }
         let (low, high) = self.cluster.log_range(table, partition).await?;
         Ok(Offset(if start == StartAt::End { high } else { low }))
+    }
+
+    async fn end(&self, partition: &SourcePartition) -> Option<Offset> {
+        let table = self.cluster.table_of(partition)?;
+        // That of another topic of the same name says nothing.
+        if self.cluster.other_id(partition).is_some() {
+            return None;
+        }
+        self.cluster.watermarks(table, partition).await.map(|(_, end)| Offset(end))
     }
 
     async fn open(&self, partition: &SourcePartition, from: Offset) -> Result<Box<dyn PartitionReader>, SourceError> {

@@ -26,8 +26,8 @@ impl Setting {
 pub const STANDARD_VARIABLES: &[(&str, &str)] = &[
     (
         "OTEL_EXPORTER_OTLP_ENDPOINT",
-        "Where traces go, such as `http://localhost:4317` for gRPC or `http://localhost:4318` for HTTP, where `/v1/traces` is \
-         added. Unset: there are no traces. TLS is not spoken: send to a collector or an agent nearby.",
+        "Where traces go, and metrics if that is asked for, such as `http://localhost:4317` for gRPC or `http://localhost:4318` for HTTP, where `/v1/traces` \
+         and `/v1/metrics` are added. Unset: there are no traces. TLS is not spoken: send to a collector or an agent nearby.",
     ),
     (
         "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT",
@@ -35,25 +35,43 @@ pub const STANDARD_VARIABLES: &[(&str, &str)] = &[
     ),
     (
         "OTEL_EXPORTER_OTLP_PROTOCOL",
-        "`grpc` (default) or `http/protobuf`. `OTEL_EXPORTER_OTLP_TRACES_PROTOCOL` wins over it.",
+        "`grpc` (default) or `http/protobuf`. `OTEL_EXPORTER_OTLP_TRACES_PROTOCOL` and `OTEL_EXPORTER_OTLP_METRICS_PROTOCOL` win over it.",
     ),
     (
         "OTEL_EXPORTER_OTLP_HEADERS",
-        "Headers that are sent along, `name=value,...`. Never shown. `OTEL_EXPORTER_OTLP_TRACES_HEADERS` wins over it.",
+        "Headers that are sent along, `name=value,...`. Never shown. `OTEL_EXPORTER_OTLP_TRACES_HEADERS` and \
+         `OTEL_EXPORTER_OTLP_METRICS_HEADERS` win over it.",
     ),
     (
         "OTEL_EXPORTER_OTLP_TIMEOUT",
-        "The time that one request may take, in milliseconds. Default 10000. `OTEL_EXPORTER_OTLP_TRACES_TIMEOUT` wins over \
-         it.",
+        "The time that one request may take, in milliseconds. Default 10000. `OTEL_EXPORTER_OTLP_TRACES_TIMEOUT` and \
+         `OTEL_EXPORTER_OTLP_METRICS_TIMEOUT` win over it.",
     ),
-    ("OTEL_EXPORTER_OTLP_COMPRESSION", "Only `none`. `OTEL_EXPORTER_OTLP_TRACES_COMPRESSION` wins over it."),
+    (
+        "OTEL_EXPORTER_OTLP_COMPRESSION",
+        "Only `none`, also in `OTEL_EXPORTER_OTLP_TRACES_COMPRESSION` and `OTEL_EXPORTER_OTLP_METRICS_COMPRESSION`.",
+    ),
     (
         "OTEL_TRACES_EXPORTER",
         "`otlp`, also without an endpoint: then to `localhost`, on 4317 or 4318. `none`: there are no traces.",
     ),
-    ("OTEL_SDK_DISABLED", "`true`: there are no traces."),
-    ("OTEL_SERVICE_NAME", "The service's name in traces. Default `strandline`."),
-    ("OTEL_RESOURCE_ATTRIBUTES", "Further attributes of the service in traces, `name=value,...`."),
+    (
+        "OTEL_METRICS_EXPORTER",
+        "`otlp`: metrics are sent, too, by default to `localhost`, on 4317 or 4318. Default `none`: `/metrics` is there to be \
+         fetched.",
+    ),
+    (
+        "OTEL_EXPORTER_OTLP_METRICS_ENDPOINT",
+        "Where metrics alone are sent, for HTTP with the whole path; they are, if it is set. Wins over \
+         `OTEL_EXPORTER_OTLP_ENDPOINT`.",
+    ),
+    (
+        "OTEL_METRIC_EXPORT_INTERVAL",
+        "The time from one sending of the metrics to the next, in milliseconds. Default 60000.",
+    ),
+    ("OTEL_SDK_DISABLED", "`true`: there are no traces, and no metrics are sent."),
+    ("OTEL_SERVICE_NAME", "The service's name in traces and metrics. Default `strandline`."),
+    ("OTEL_RESOURCE_ATTRIBUTES", "Further attributes of the service in traces and metrics, `name=value,...`."),
     (
         "OTEL_TRACES_SAMPLER",
         "Which traces are kept of those that are made: `always_on`, `always_off` or `traceidratio`, also after \
@@ -138,7 +156,7 @@ pub const SETTINGS: &[Setting] = &[
     setting(
         "kafka.fetch_memory",
         Kind::Bytes(MIB),
-        "64MiB",
+        "24MiB",
         "What librdkafka may hold in memory of records not yet taken, over all partitions.",
     ),
     setting(
@@ -202,7 +220,7 @@ pub const SETTINGS: &[Setting] = &[
     setting(
         "checkpoint.pending_bytes",
         Kind::Bytes(1),
-        "8MiB",
+        "16MiB",
         "Output rows that wait for a checkpoint: from so many on, one is taken early.",
     ),
     setting("batch.rows", Kind::Count(1, MOST), "16384", "Records in one batch at most."),
@@ -215,7 +233,7 @@ pub const SETTINGS: &[Setting] = &[
     setting(
         "in_flight.rows",
         Kind::Count(1, MOST),
-        "262144",
+        "524288",
         "Records that may be between reading and state at most, over all partitions.",
     ),
     setting(

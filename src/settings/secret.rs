@@ -5,7 +5,7 @@ use std::fmt;
 use serde::{Deserialize, Serialize, Serializer};
 
 /// What stands in place of a secret.
-pub(super) const HIDDEN: &str = "***";
+pub(crate) const HIDDEN: &str = "***";
 
 /// A password. Only [`Secret::expose`] gives it away.
 #[derive(Clone, PartialEq, Eq, Deserialize)]
@@ -51,7 +51,7 @@ impl From<&Secret> for String {
 }
 
 /// Whether a librdkafka property holds a secret. Certificates in place are no secrets, but their keys are.
-pub(super) fn is_secret(property: &str) -> bool {
+pub(crate) fn is_secret(property: &str) -> bool {
     property.contains("password")
         || property.contains("secret")
         || property == "ssl.key.pem"

@@ -115,14 +115,14 @@ impl CassandraTable {
     pub(super) async fn deliver(&self, delivery: &Delivery<'_>, counters: &Counters) -> Result<(), SinkError> {
         let operations = self.layout.operations(delivery.output)?;
         self.report_left_out(&operations, counters);
-        self.write(&operations, delivery.timestamp).await?;
+        self.write(&operations, delivery.timestamp, counters).await?;
         let deletes = operations.list.iter().filter(|operation| operation.change == Change::Delete).count();
         counters.written(Change::Delete, deletes);
         counters.written(Change::Upsert, operations.list.len() - deletes);
         Ok(())
     }
 
-    async fn write(&self, operations: &Operations<'_>, timestamp: i64) -> Result<(), SinkError> {
+    async fn write(&self, operations: &Operations<'_>, timestamp: i64, counters: &Counters) -> Result<(), SinkError> {
         let written = self.pace.send_all(&self.layout.table, &operations.list, async |operation: &Operation| {
             let cells = operations.cells(operation, timestamp).map_err(Failed::ForGood)?;
             let statement = match operation.change {
@@ -130,13 +130,20 @@ impl CassandraTable {
                 Change::Delete => &self.delete,
             };
             match self.session.execute_unpaged(statement, Cells(&cells)).await.map_err(Failure::from) {
-                Ok(_) => Ok(()),
+                Ok(_) => {
+                    counters.taken();
+                    Ok(())
+                }
                 Err(Failure::Refused(reason)) => Err(Failed::ForGood(SinkError::Fatal(format!(
                     "Cassandra refused the row ({}) of {}: {reason}",
                     operations.show_key(operation),
                     self.layout.table
                 )))),
-                Err(failure) => Err(Failed::ForNow(failure.to_string())),
+                Err(failure) => {
+                    let why = failure.to_string();
+                    counters.failed(&why, false);
+                    Err(Failed::ForNow(why))
+                }
             }
         });
         written.await.map_err(|stopped| match stopped {

@@ -1,6 +1,6 @@
 //! The console as a sink: one readable table per delivery, or one JSON object per row.
 //!
-//! A delivery is written in one piece, so that the rows of two shards never mix. Nothing is remembered: a delivery that
+//! A delivery is written without a break, so that the rows of two shards never mix. Nothing is remembered: a delivery that
 //! is repeated after a crash is shown again.
 
 use std::io::{self, Write};
@@ -13,9 +13,13 @@ use arrow::util::display::{ArrayFormatter, FormatOptions};
 use arrow_json::WriterBuilder;
 use arrow_json::writer::LineDelimited;
 use datafusion::arrow::util::pretty::pretty_format_batches;
+use strandline_actors::pointer::Epoch;
 use strandline_actors::ports::{Change, Delivery, OutputBatch, SinkError};
 
 use crate::catalog::{ConsoleFormat, SinkTable};
+
+/// So many rows are made texts at a time. A larger delivery is shown as several tables.
+const PIECE: usize = 8192;
 
 /// Standard output, or what stands for it.
 pub(super) struct Console {
@@ -36,39 +40,94 @@ impl Console {
 
     /// Shows the rows of one epoch. Waits for as long as nobody reads.
     pub(super) async fn deliver(&self, delivery: &Delivery<'_>) -> Result<(), SinkError> {
-        if delivery.output.iter().all(|batch| batch.rows.num_rows() == 0) {
+        let rows: usize = delivery.output.iter().map(|batch| batch.rows.num_rows()).sum();
+        if rows == 0 {
             return Ok(());
         }
-        let shown = match self.format {
-            ConsoleFormat::Table => self.table(delivery),
-            ConsoleFormat::Json => self.json(delivery),
+        let again = if delivery.again { ", perhaps shown before" } else { "" };
+        let shown = Shown {
+            format: self.format,
+            primary_key: self.primary_key.clone(),
+            shard: delivery.shard,
+            epoch: delivery.epoch,
+            header: format!("shard {}, epoch {}: {rows} row{}{again}", delivery.shard, delivery.epoch, plural(rows)),
+            output: delivery.output.to_vec(),
         };
-        let text = shown.map_err(|error| SinkError::Fatal(format!("the rows cannot be shown: {error}")))?;
         let out = Arc::clone(&self.out);
         // A pipe that nobody reads blocks, and must not block the actors.
         let written = tokio::task::spawn_blocking(move || {
             let mut out = out.lock().unwrap_or_else(PoisonError::into_inner);
-            out.write_all(&text).and_then(|()| out.flush())
+            shown.write(&mut *out)?;
+            Ok::<_, ShowError>(out.flush()?)
         });
         match written.await {
             Ok(Ok(())) => Ok(()),
-            Ok(Err(error)) if error.kind() == io::ErrorKind::BrokenPipe => Err(SinkError::Fatal(
+            Ok(Err(ShowError::Write(error))) if error.kind() == io::ErrorKind::BrokenPipe => Err(SinkError::Fatal(
                 "standard output was closed, so no row can be shown any more: start the process again with a reader"
                     .into(),
             )),
-            Ok(Err(error)) => Err(SinkError::Unavailable(format!("standard output does not take rows: {error}"))),
+            Ok(Err(ShowError::Write(error))) => {
+                Err(SinkError::Unavailable(format!("standard output does not take rows: {error}")))
+            }
+            Ok(Err(ShowError::Rows(error))) => Err(SinkError::Fatal(format!("the rows cannot be shown: {error}"))),
             Err(error) => Err(SinkError::Unavailable(format!("the rows were not written: {error}"))),
         }
     }
+}
 
-    fn table(&self, delivery: &Delivery<'_>) -> Result<Vec<u8>, ArrowError> {
-        let batches: Vec<RecordBatch> =
-            delivery.output.iter().map(|batch| self.texts(batch)).collect::<Result<_, _>>()?;
-        let rows: usize = batches.iter().map(RecordBatch::num_rows).sum();
-        let again = if delivery.again { ", perhaps shown before" } else { "" };
-        let plural = if rows == 1 { "" } else { "s" };
-        let header = format!("shard {}, epoch {}: {rows} row{plural}{again}", delivery.shard, delivery.epoch);
-        Ok(format!("{header}\n{}\n", pretty_format_batches(&batches)?).into_bytes())
+/// Why rows are not on the console.
+#[derive(Debug, thiserror::Error)]
+enum ShowError {
+    #[error(transparent)]
+    Rows(#[from] ArrowError),
+    #[error(transparent)]
+    Write(#[from] io::Error),
+}
+
+/// The rows of a delivery, on their way to the console.
+struct Shown {
+    format: ConsoleFormat,
+    primary_key: Vec<String>,
+    shard: u32,
+    epoch: Epoch,
+    header: String,
+    output: Vec<OutputBatch>,
+}
+
+impl Shown {
+    /// Writes them in pieces: as texts, rows take several times their room.
+    fn write(self, out: &mut dyn Write) -> Result<(), ShowError> {
+        let mut header = Some(format!("{}\n", self.header));
+        let mut piece = Vec::new();
+        let mut room = PIECE;
+        for batch in &self.output {
+            let mut from = 0;
+            while from < batch.rows.num_rows() {
+                let rows = batch.rows.slice(from, room.min(batch.rows.num_rows() - from));
+                (from, room) = (from + rows.num_rows(), room - rows.num_rows());
+                piece.push(OutputBatch { sink: batch.sink, change: batch.change, rows });
+                if room == 0 {
+                    out.write_all(&self.text(&std::mem::take(&mut piece), header.take())?)?;
+                    room = PIECE;
+                }
+            }
+        }
+        if !piece.is_empty() {
+            out.write_all(&self.text(&piece, header.take())?)?;
+        }
+        Ok(())
+    }
+
+    fn text(&self, piece: &[OutputBatch], header: Option<String>) -> Result<Vec<u8>, ArrowError> {
+        match self.format {
+            ConsoleFormat::Table => {
+                let batches: Vec<RecordBatch> =
+                    piece.iter().map(|batch| self.texts(batch)).collect::<Result<_, _>>()?;
+                let table = pretty_format_batches(&batches)?;
+                Ok(format!("{}{table}\n", header.unwrap_or_default()).into_bytes())
+            }
+            ConsoleFormat::Json => self.json(piece),
+        }
     }
 
     /// A batch as texts, with the kind of change before them. Of a removed row only the primary key is shown.
@@ -95,9 +154,9 @@ impl Console {
     }
 
     /// `{"op":"+","row":{...},"shard":0,"epoch":1}`, one row a line.
-    fn json(&self, delivery: &Delivery<'_>) -> Result<Vec<u8>, ArrowError> {
+    fn json(&self, piece: &[OutputBatch]) -> Result<Vec<u8>, ArrowError> {
         let mut writer = WriterBuilder::new().with_explicit_nulls(true).build::<_, LineDelimited>(Vec::new());
-        for batch in delivery.output {
+        for batch in piece {
             let rows = batch.rows.num_rows();
             let mut fields = Vec::new();
             let mut columns = Vec::new();
@@ -111,8 +170,8 @@ impl Console {
             writer.write(&RecordBatch::try_from_iter([
                 ("op", Arc::new(StringArray::from(vec![sign(batch.change); rows])) as ArrayRef),
                 ("row", Arc::new(row)),
-                ("shard", Arc::new(UInt32Array::from_value(delivery.shard, rows))),
-                ("epoch", Arc::new(Int64Array::from_value(delivery.epoch.0, rows))),
+                ("shard", Arc::new(UInt32Array::from_value(self.shard, rows))),
+                ("epoch", Arc::new(Int64Array::from_value(self.epoch.0, rows))),
             ])?)?;
         }
         writer.finish()?;
@@ -122,6 +181,10 @@ impl Console {
     fn shows(&self, change: Change, column: &str) -> bool {
         change == Change::Upsert || self.primary_key.is_empty() || self.primary_key.iter().any(|key| key == column)
     }
+}
+
+fn plural(rows: usize) -> &'static str {
+    if rows == 1 { "" } else { "s" }
 }
 
 fn sign(change: Change) -> &'static str {
@@ -226,6 +289,31 @@ shard 3, epoch 7: 3 rows
 ";
         assert_eq!(text(&screen), expected);
         assert_eq!(screen.lock().unwrap().writes, 1);
+    }
+
+    #[tokio::test]
+    async fn a_large_delivery_is_shown_in_pieces_of_which_none_is_left_out() {
+        let numbers = |from: i64, until| {
+            RecordBatch::try_from_iter([("n", Arc::new(Int64Array::from_iter_values(from..until)) as ArrayRef)])
+                .unwrap()
+        };
+        let last = 3 * PIECE as i64 + 10;
+        let batch = |rows| OutputBatch { sink: 0, change: Change::Upsert, rows };
+        let output = [batch(numbers(0, 7)), batch(numbers(7, last - 1)), batch(numbers(last - 1, last))];
+
+        let (console, screen) = self::console(ConsoleFormat::Json, &numbers(0, 1), &[]);
+        deliver(&console, &output, false).await.unwrap();
+        let shown = text(&screen);
+        let shown = shown.lines().map(|line| serde_json::from_str::<serde_json::Value>(line).unwrap());
+        assert!(shown.map(|line| line["row"]["n"].as_i64().unwrap()).eq(0..last));
+        assert_eq!(screen.lock().unwrap().writes, 4);
+
+        let (console, screen) = self::console(ConsoleFormat::Table, &numbers(0, 1), &[]);
+        deliver(&console, &output, false).await.unwrap();
+        let shown = text(&screen);
+        assert!(shown.starts_with(&format!("shard 3, epoch 7: {last} rows\n+---")));
+        let rows = shown.lines().filter_map(|line| line.strip_prefix("| + | "));
+        assert!(rows.map(|row| row.trim_end_matches([' ', '|']).parse::<i64>().unwrap()).eq(0..last));
     }
 
     #[tokio::test]

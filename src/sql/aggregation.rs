@@ -1,11 +1,16 @@
-//! The aggregates of a query: how they are computed in parts and put together, by DataFusion's own accumulators.
+//! The aggregates of a query: how they are computed in parts and put together, by DataFusion's own accumulators except where
+//! these depend on the order of rows ([`bounds`]) or overflow without a word ([`sums`]).
 //!
 //! Each half of a query aggregates into a [`Groups`]: the source stage from rows, the operator from partial states. The
 //! columns of a partial aggregate are those of stored state: the group's key columns, then every aggregate's state.
 
+mod bounds;
+mod sums;
+
+use std::borrow::Cow;
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, AsArray, RecordBatch};
+use arrow::array::{Array, ArrayRef, AsArray, ListArray, RecordBatch};
 use arrow::compute::SortOptions;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use datafusion::common::DFSchema;
@@ -62,6 +67,20 @@ struct Call {
     state_types: Vec<DataType>,
 }
 
+impl Call {
+    /// Its arguments in prepared rows. In the middle of values DataFusion 55.2 compares those that have no order among
+    /// themselves, such as a NaN with the sign of a negative number.
+    fn arguments<'a>(&self, rows: &'a RecordBatch) -> Cow<'a, [ArrayRef]> {
+        let arguments = &rows.columns()[self.arguments.clone()];
+        match &self.function {
+            Function::Aggregate(function) if function.fun().name() == "median" => {
+                arguments.iter().map(canonical).collect::<Vec<_>>().into()
+            }
+            _ => arguments.into(),
+        }
+    }
+}
+
 /// The aggregates of a query and the columns around them.
 #[derive(Clone, Debug)]
 pub(super) struct Aggregation {
@@ -111,9 +130,14 @@ impl Aggregation {
             });
             let first = partial.len();
             let mut state_types = Vec::new();
-            for part in lowered.aggregate.state_fields()? {
-                partial.push(Field::new(format!("s{}", partial.len()), stored(part.data_type()), true));
-                state_types.push(part.data_type().clone());
+            let wide = sums::state_type(&lowered.aggregate)?.filter(|_| !lowered.aggregate.is_distinct());
+            let parts: Vec<_> = match wide {
+                Some(wide) => vec![wide],
+                None => lowered.aggregate.state_fields()?.iter().map(|part| part.data_type().clone()).collect(),
+            };
+            for part in parts {
+                partial.push(Field::new(format!("s{}", partial.len()), stored(&part), true));
+                state_types.push(part);
             }
             let state = first..partial.len();
             calls.push(Call {
@@ -160,6 +184,7 @@ impl Aggregation {
             limit,
             options: call.params.order_by.iter().map(sorted).collect(),
             fields: kept.into(),
+            window: ranking::window::answered(node, &call.params.partition_by),
             output: nullable(node.schema.as_arrow()),
         });
         let state_type = top.state_type();
@@ -243,6 +268,24 @@ fn stored(data_type: &DataType) -> DataType {
 }
 
 fn accumulator(function: &Arc<AggregateFunctionExpr>) -> Result<Box<dyn GroupsAccumulator>, DataFusionError> {
+    if let Some(bounds) = bounds::accumulator(function) {
+        return Ok(bounds);
+    }
+    match sums::accumulator(function, || of_datafusion(function))? {
+        Some(sums) => Ok(sums),
+        None => of_datafusion(function),
+    }
+}
+
+/// The values of lists in one column, and the group of each: what came as the state of several groups.
+pub(super) fn unnested(lists: &ListArray, groups: impl IntoIterator<Item = usize>) -> (ArrayRef, Vec<usize>) {
+    let (from, until) = (lists.value_offsets()[0] as usize, lists.value_offsets()[lists.len()] as usize);
+    let lengths = lists.offsets().lengths().zip(groups);
+    let groups = lengths.flat_map(|(length, group)| std::iter::repeat_n(group, length)).collect();
+    (lists.values().slice(from, until - from), groups)
+}
+
+fn of_datafusion(function: &Arc<AggregateFunctionExpr>) -> Result<Box<dyn GroupsAccumulator>, DataFusionError> {
     if function.groups_accumulator_supported() {
         return function.create_groups_accumulator();
     }
@@ -322,9 +365,8 @@ pub(super) struct States {
 impl States {
     fn update(&mut self, rows: &RecordBatch, numbers: &[usize], groups: usize) -> Result<(), DataFusionError> {
         for (call, accumulator) in self.calls.iter().zip(&mut self.accumulators) {
-            let arguments = &rows.columns()[call.arguments.clone()];
             let filter = call.filter.map(|column| rows.column(column).as_boolean());
-            accumulator.update_batch(arguments, numbers, filter, groups)?;
+            accumulator.update_batch(&call.arguments(rows), numbers, filter, groups)?;
         }
         Ok(())
     }
@@ -333,9 +375,10 @@ impl States {
     fn single(&self, rows: &RecordBatch, schema: &Schema) -> Result<Vec<ArrayRef>, DataFusionError> {
         let mut columns = Vec::new();
         for (call, accumulator) in self.calls.iter().zip(&self.accumulators) {
-            let arguments = &rows.columns()[call.arguments.clone()];
             let filter = call.filter.map(|column| rows.column(column).as_boolean());
-            for (part, field) in accumulator.convert_to_state(arguments, filter)?.into_iter().zip(call.state.clone()) {
+            for (part, field) in
+                accumulator.convert_to_state(&call.arguments(rows), filter)?.into_iter().zip(call.state.clone())
+            {
                 columns.push(conform(part, schema.field(field).data_type())?);
             }
         }

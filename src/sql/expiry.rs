@@ -31,7 +31,8 @@ pub(super) enum Expiry {
     /// So many nanoseconds after its last row.
     AfterLastRow {
         ttl: i64,
-        /// The time is Kafka's and never goes back within a partition, so no row is late.
+        /// The time is Kafka's and never goes back within a partition, so no row is late. What is from the far future comes
+        /// when the record before it came.
         by_arrival: bool,
     },
 }
@@ -39,11 +40,21 @@ pub(super) enum Expiry {
 impl Expiry {
     /// The time of a record, if it has one.
     pub(super) fn time(&self, followed: &Followed, record: u32) -> Option<i64> {
-        let time = match self {
-            Self::AfterLastRow { by_arrival: true, .. } => followed.time(record).max(followed.before(record)),
-            _ => followed.time(record),
+        let (time, before) = (followed.time(record), followed.before(record));
+        let time = match (self, followed.limit(record)) {
+            // One from the far future would hold its group there, and all others of it would be before.
+            (Self::AfterLastRow { by_arrival: true, .. }, Some(_)) if before > i64::MIN => before,
+            (Self::AfterLastRow { .. }, Some(limit)) => limit.max(before),
+            (Self::AfterLastRow { by_arrival: true, .. }, None) => time.max(before),
+            _ => time,
         };
         (time > i64::MIN).then_some(time)
+    }
+
+    /// The lowest watermark at which the time of a record is past; `i64::MAX`: it has none. A time that never goes back is
+    /// not past by the watermark of its own partition.
+    pub(super) fn past(&self, followed: &Followed, record: u32) -> i64 {
+        self.time(followed, record).map_or(i64::MAX, |time| time.saturating_add(1))
     }
 
     /// Puts the life that each row gives to its group behind the key columns. Every row has a time.

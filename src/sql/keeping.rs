@@ -5,32 +5,38 @@ use datafusion::logical_expr::Expr;
 use super::error::{Place, SqlError};
 use super::expiry::Expiry;
 use super::metadata::Metadata;
-use super::options::OutputMode;
+use super::options::{OutputMode, WatermarkText};
 use super::ranking;
-use super::shape::{Grouping, Shape};
+use super::shape::{Arm, Grouping, Shape};
 use super::statements::SourceTable;
 use crate::catalog::SinkTable;
 
 /// Decides when groups leave the state; refuses a `state.ttl` that the query cannot have.
 pub(super) fn expiry(
     shape: &Shape,
-    source: &SourceTable,
+    sources: &[&SourceTable],
     sink: &SinkTable,
     mode: OutputMode,
     ttl: Option<(i64, Option<Place>)>,
 ) -> Result<Expiry, SqlError> {
-    let watermark = source.options.watermark.as_ref();
-    let by_time = shape.grouping.as_ref().filter(|grouping| grouping.distinct).and_then(|grouping| {
-        let watermark = watermark?;
-        let is_time = |group: &Expr| matches!(group, Expr::Column(column) if column.name == watermark.column);
-        grouping.groups.iter().position(is_time)
-    });
+    let watermarks = || sources.iter().map(|source| source.options.watermark.as_ref());
+    let is_time = |group: &Expr| {
+        let of_arm = |(arm, watermark): (&Arm, Option<&WatermarkText>)| {
+            watermark.is_some_and(|watermark| arm.is_column(group, &watermark.column))
+        };
+        shape.source().arms.iter().zip(watermarks()).all(of_arm)
+    };
+    let distinct = shape.grouping.as_ref().filter(|grouping| grouping.distinct);
+    let by_time = distinct.and_then(|grouping| grouping.groups.iter().position(is_time));
     let Some((ttl, place)) = ttl else {
         return Ok(by_time.map_or(Expiry::Never, |group| Expiry::AtItsTime { group }));
     };
     let refuse = |reason: String| -> Result<Expiry, SqlError> {
         Err(SqlError::at(format!("table {}: 'state.ttl' cannot be: {reason}", sink.name), place))
     };
+    if shape.first.is_some() {
+        return refuse("what the windows of the inner GROUP BY give has no time of its own; leave it out".into());
+    }
     let Some(Grouping { window, ranking, .. }) = &shape.grouping else {
         return refuse("this query keeps no state; leave it out".into());
     };
@@ -38,7 +44,7 @@ pub(super) fn expiry(
         return refuse(format!(
             "a {} is removed when the watermark has passed its end; set 'watermark.column' on {} and leave it out",
             window.name(),
-            source.name
+            sources.iter().map(|source| source.name.as_str()).collect::<Vec<_>>().join(" and ")
         ));
     }
     if by_time.is_some() {
@@ -69,7 +75,7 @@ pub(super) fn expiry(
     {
         return refuse(reason);
     }
-    Ok(Expiry::AfterLastRow { ttl, by_arrival: watermark.is_none() })
+    Ok(Expiry::AfterLastRow { ttl, by_arrival: watermarks().all(|watermark| watermark.is_none()) })
 }
 
 /// The column whose time says how old a row is.

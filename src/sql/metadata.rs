@@ -20,12 +20,22 @@ pub(super) enum Metadata {
     Key,
     Value,
     Headers,
+    /// When it was read.
+    ProcessingTime,
 }
 
 impl Metadata {
     /// All of them, in the order in which they follow the declared columns.
-    pub(super) const ALL: [Self; 7] =
-        [Self::Topic, Self::Partition, Self::Offset, Self::Timestamp, Self::Key, Self::Value, Self::Headers];
+    pub(super) const ALL: [Self; 8] = [
+        Self::Topic,
+        Self::Partition,
+        Self::Offset,
+        Self::Timestamp,
+        Self::Key,
+        Self::Value,
+        Self::Headers,
+        Self::ProcessingTime,
+    ];
 
     /// The column's name.
     pub(super) fn name(self) -> &'static str {
@@ -37,6 +47,7 @@ impl Metadata {
             Self::Key => raw::KEY,
             Self::Value => raw::VALUE,
             Self::Headers => raw::HEADERS,
+            Self::ProcessingTime => "_processing_time",
         }
     }
 
@@ -49,6 +60,7 @@ impl Metadata {
             Self::Timestamp => (DataType::Timestamp(TimeUnit::Millisecond, None), true),
             Self::Key | Self::Value => (DataType::Binary, true),
             Self::Headers => (headers(), true),
+            Self::ProcessingTime => (DataType::Timestamp(TimeUnit::Millisecond, None), false),
         };
         Arc::new(Field::new(self.name(), data_type, nullable))
     }

@@ -2,15 +2,22 @@
 //!
 //! DataFusion parses, plans and evaluates. What is here decides which statements make a pipeline, refuses with the reason
 //! and the place what would not run rightly on a stream, and cuts the plan at its one shuffle: the source stage runs on
-//! each partition up to partial aggregates, the operator merges them on each shard.
+//! each partition up to partial aggregates, the operator merges them on each shard. Several INSERTs are several branches of
+//! the stage and several operators, which move together.
 
 mod aggregation;
 mod bisect;
+mod branch;
+mod checked;
+mod clock;
 mod decode;
 mod depth;
+mod distribution;
 mod error;
 mod expiry;
 mod fingerprint;
+mod flat;
+mod halves;
 mod keeping;
 mod key;
 mod lanes;
@@ -24,15 +31,20 @@ mod passthrough;
 mod pipeline;
 mod plan;
 mod ranking;
+mod reading;
 mod refusals;
 mod routing;
+mod second;
 mod shape;
 mod stage;
 mod state;
 mod statements;
+mod tally;
 #[cfg(test)]
 mod tests;
+mod together;
 mod windows;
 
 pub use error::{Place, SqlError};
-pub use plan::{Plan, plan};
+pub use plan::{Insert, Plan, plan};
+pub use tally::{RowCounters, RowCounts};

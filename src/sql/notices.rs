@@ -34,6 +34,18 @@ impl Notices {
         }
     }
 
+    pub(super) fn late_closed(&mut self, input: &StageInput<'_>, offsets: &[i64], late: &[(u32, i64)]) {
+        if let Some(records) = self.due(late.len())
+            && let Some((record, closed)) = late.first()
+        {
+            let offset = offsets[*record as usize];
+            tracing::warn!(
+                partition = %input.partition, offset, closed, records,
+                "rows came for windows that were closed while their partition was quiet; this is one of them"
+            );
+        }
+    }
+
     pub(super) fn ahead(&mut self, input: &StageInput<'_>, offsets: &[i64], ahead: &[u32]) {
         if let Some(records) = self.due(ahead.len())
             && let Some(record) = ahead.first()
@@ -41,8 +53,8 @@ impl Notices {
             let offset = offsets[*record as usize];
             tracing::warn!(
                 partition = %input.partition, offset, records,
-                "records whose event time is further ahead of their Kafka timestamp than 'watermark.max.ahead' did not \
-                 move the watermark; this is one of them"
+                "records whose event time is further ahead of their Kafka timestamp, or of the clock, than \
+                 'watermark.max.ahead' did not move the watermark; this is one of them"
             );
         }
     }

@@ -5,11 +5,11 @@
 //! groups, their results, and the removal of groups that satisfied HAVING before and no longer do.
 //!
 //! Groups of windows that close leave the state with the same checkpoint ([`super::windows::closing`]); in append mode
-//! their results are written then, and only then.
+//! their results are written then, and only then. What is stored of them lasts up to the watermark that closes them.
 
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, UInt32Array, new_null_array};
+use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, Int64Array, RecordBatch, UInt32Array, new_null_array};
 use arrow::compute::{cast, concat, concat_batches, filter_record_batch, not, take_arrays, take_record_batch};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::util::display::{ArrayFormatter, FormatOptions};
@@ -21,18 +21,22 @@ use strandline_actors::position::Watermark;
 
 use super::aggregation::{Aggregation, Groups};
 use super::bisect::evaluate;
-use super::notices::Notices;
 use super::options::OutputMode;
 use super::passthrough::SinkKey;
 use super::pipeline::{Passed, Pipeline, batch_of, conform};
 use super::ranking::{changes, top::Top};
-use super::state::{EncodedKeys, Found, StateTable};
-use super::windows::Window;
-use super::windows::closing::{self, Closing};
+use super::state::{EncodedKeys, Found, Rowset, StateTable};
+use super::windows::closing::Closing;
 use super::windows::sessions::{self, Sessions};
+use super::windows::{Ends, Window};
 
 mod lives;
+pub(super) mod nested;
 
+/// When at least one of so many groups has changed, all are written.
+const REWRITTEN: usize = 2;
+/// The column that says up to which watermark a row lasts.
+const UNTIL: &str = "_until";
 /// The column that says that a key is gone.
 const DELETED: &str = "_deleted";
 
@@ -71,8 +75,16 @@ pub(super) struct ClosingWindows {
 }
 
 impl ClosingWindows {
+    /// The marks of groups. A window that cannot be expressed is never closed.
     fn marks(&self, keys: &[ArrayRef]) -> Result<Vec<i64>, StageError> {
-        Ok(self.window.marks(&keys[self.column]).map_err(failed)?.values().to_vec())
+        let marks = self.window.marks(&keys[self.column]).map_err(failed)?;
+        Ok(marks.iter().map(|mark| mark.unwrap_or(i64::MAX)).collect())
+    }
+
+    /// The watermark that closes each group's window.
+    fn until(&self, keys: &[ArrayRef]) -> Result<ArrayRef, StageError> {
+        let mut ends = Ends::new(&self.window);
+        Ok(Arc::new(Int64Array::from_iter_values(self.marks(keys)?.into_iter().map(|mark| ends.end(mark)))))
     }
 }
 
@@ -81,8 +93,9 @@ impl AggregatePlan {
     fn delta_schema(&self) -> SchemaRef {
         let key = self.whole().then(|| Arc::new(Field::new("everything", DataType::Boolean, false)));
         let fields = self.aggregation.partial.fields().iter().cloned();
+        let until = self.closing.as_ref().map(|_| Arc::new(Field::new(UNTIL, DataType::Int64, false)));
         let deleted = Arc::new(Field::new(DELETED, DataType::Boolean, false));
-        Arc::new(Schema::new(key.into_iter().chain(fields).chain([deleted]).collect::<Vec<_>>()))
+        Arc::new(Schema::new(key.into_iter().chain(fields).chain(until).chain([deleted]).collect::<Vec<_>>()))
     }
 
     /// Whether a group is written only when it comes.
@@ -118,8 +131,6 @@ struct Parts {
     closing: Option<Closing>,
     /// The open sessions, if the windows are sessions.
     sessions: Option<Sessions>,
-    /// Partial aggregates that came for closed windows.
-    too_late: Notices,
     /// Keys and states of the groups whose windows close with this checkpoint, if they are to be written.
     closed: Vec<(Vec<ArrayRef>, Vec<ArrayRef>)>,
 }
@@ -142,9 +153,8 @@ fn failed(error: impl std::fmt::Display) -> StageError {
 
 impl KeyedOperator for AggregateOperator {
     fn tables(&self) -> Vec<TableShape> {
-        let mut tables = vec![TableShape { key_columns: self.plan.aggregation.key_columns().max(1) }];
-        tables.extend(self.plan.closing.is_some().then_some(TableShape { key_columns: 1 }));
-        tables
+        let key_columns = self.plan.aggregation.key_columns().max(1);
+        vec![TableShape { key_columns, expires: self.plan.closing.is_some() }]
     }
 
     fn apply(&mut self, rows: Vec<RecordBatch>, watermark: Watermark) -> Result<(), StageError> {
@@ -174,7 +184,9 @@ impl KeyedOperator for AggregateOperator {
             closing.opened(parts.table.marks());
         }
         if let Some(sessions) = &mut parts.sessions {
-            sessions.restore(&parts.table.all().map_err(failed)?.0).map_err(failed)?;
+            for rows in parts.table.all().map_err(failed)? {
+                sessions.restore(&rows.keys).map_err(failed)?;
+            }
         }
         Ok(())
     }
@@ -209,7 +221,6 @@ impl Parts {
                 Some(windows) => Some(Sessions::new(sessions::Keys::new(&aggregation.keys, windows.column)?)),
                 None => None,
             },
-            too_late: Notices::default(),
             closed: Vec::new(),
         })
     }
@@ -218,31 +229,24 @@ impl Parts {
         let aggregation = &plan.aggregation;
         let mut checkpoint = OperatorCheckpoint::default();
         let mut gone = Vec::new();
-        let mut closed_new = false;
         if self.delta.len() > 0 {
             let delta = self.delta.take(aggregation).map_err(failed)?;
-            let delta = self.without_closed(plan, delta)?;
-            closed_new = self.changed(plan, delta, &mut checkpoint, &mut gone)?;
+            self.changed(plan, delta, &mut checkpoint, &mut gone)?;
         }
-        if let (Some(closing), Some(windows)) = (&mut self.closing, &plan.closing) {
-            let closed = closing.close(&windows.window, closed_new);
-            if let Some(last) = closed.marks.last() {
-                let (keys, states) = self.table.take_windows(|mark| mark <= *last).map_err(failed)?;
-                if plan.mode == OutputMode::Append {
-                    self.closed.push((keys.clone(), states));
-                }
-                if let Some(sessions) = &mut self.sessions {
-                    sessions.close(&keys).map_err(failed)?;
-                }
-                gone.push(keys);
+        if let (Some(closing), Some(windows)) = (&mut self.closing, &plan.closing)
+            && let Some(last) = closing.close(&windows.window)
+        {
+            let (keys, states) = self.table.take_windows(|mark| mark <= last).map_err(failed)?;
+            if plan.mode == OutputMode::Append {
+                self.closed.push((keys.clone(), states));
             }
-            if closed.moved {
-                checkpoint.state.push(closing.delta().map_err(failed)?);
+            if let Some(sessions) = &mut self.sessions {
+                sessions.close(&keys).map_err(failed)?;
             }
         }
         checkpoint.output.extend(plan.closed(std::mem::take(&mut self.closed))?);
         if let Some(tombstones) = plan.tombstones(&gone)? {
-            checkpoint.state.insert(0, StateDelta { table: 0, rows: tombstones });
+            checkpoint.state.insert(0, StateDelta { table: 0, rows: tombstones, whole: false });
         }
         if let OutputMode::Complete { limit } = plan.mode
             && !checkpoint.state.is_empty()
@@ -252,20 +256,19 @@ impl Parts {
         Ok(checkpoint)
     }
 
-    /// Takes changed groups into the state, and writes down what the sink and the store are to be told of them. Those
-    /// whose windows close now go the other way: their keys are put to those that are `gone` if they were stored. Answers
-    /// whether there are such.
+    /// Takes changed groups into the state, and writes down what the sink and the store are to be told of them. The keys of
+    /// sessions that went into others are put to those that are `gone`.
     fn changed(
         &mut self,
         plan: &AggregatePlan,
         delta: RecordBatch,
         checkpoint: &mut OperatorCheckpoint,
         gone: &mut Vec<Vec<ArrayRef>>,
-    ) -> Result<bool, StageError> {
+    ) -> Result<(), StageError> {
         let aggregation = &plan.aggregation;
         let groups = delta.num_rows();
         if groups == 0 {
-            return Ok(false);
+            return Ok(());
         }
         if self.sessions.is_some() {
             return self.changed_sessions(plan, &delta, checkpoint, gone);
@@ -278,13 +281,32 @@ impl Parts {
             checkpoint.output.extend(plan.output(keys, &old, &states, groups)?);
         }
         if self.closing.is_none() {
-            checkpoint.state.push(StateDelta { table: 0, rows: plan.stored(keys, &states, groups)? });
+            let rows = plan.stored(keys, &states, groups)?;
             self.table.put(encoded, &states, Vec::new()).map_err(failed)?;
-            return Ok(false);
+            checkpoint.state.extend(self.delta(plan, rows)?);
+            return Ok(());
         }
         let mut stored = vec![false; groups];
         old.numbers.iter().for_each(|number| stored[*number] = true);
-        self.settle(plan, Changed { keys, states: &states, stored: &stored, encoded }, checkpoint, gone)
+        self.settle(plan, Changed { keys, states: &states, stored: &stored, encoded }, checkpoint)
+    }
+
+    /// What is stored of changed rows, which are in the table by now: these rows, or the whole table when it is not much more,
+    /// since then nothing has to be merged with what is stored.
+    fn delta(&self, plan: &AggregatePlan, changed: RecordBatch) -> Result<Vec<StateDelta>, StageError> {
+        let (table, all) = (0, self.table.len());
+        if changed.num_rows() == all {
+            return Ok(vec![StateDelta { table, rows: changed, whole: true }]);
+        }
+        if changed.num_rows() * REWRITTEN < all {
+            return Ok(vec![StateDelta { table, rows: changed, whole: false }]);
+        }
+        // The first of several ends what was stored, and the others come on top.
+        let pieces = self.table.all().map_err(failed)?.into_iter().enumerate();
+        let delta = |(number, Rowset { keys, states, rows })| {
+            Ok(StateDelta { table, rows: plan.stored(&keys, &states, rows)?, whole: number == 0 })
+        };
+        pieces.map(delta).collect()
     }
 
     /// Takes changed sessions into the state. Those that went into others leave it.
@@ -294,9 +316,9 @@ impl Parts {
         delta: &RecordBatch,
         checkpoint: &mut OperatorCheckpoint,
         gone: &mut Vec<Vec<ArrayRef>>,
-    ) -> Result<bool, StageError> {
+    ) -> Result<(), StageError> {
         let aggregation = &plan.aggregation;
-        let (Some(sessions), Some(windows)) = (&mut self.sessions, &plan.closing) else { return Ok(false) };
+        let (Some(sessions), Some(windows)) = (&mut self.sessions, &plan.closing) else { return Ok(()) };
         let partial = &delta.columns()[..aggregation.key_columns()];
         let met = sessions.meet(partial).map_err(failed)?;
         let of = |rows: &mut dyn Iterator<Item = (usize, (i64, i64))>| -> Result<Vec<ArrayRef>, StageError> {
@@ -314,11 +336,12 @@ impl Parts {
         }
         let groups = met.changed.len();
         let mut merged = aggregation.states().map_err(failed)?;
+        // These are of all groups, and so come first, as in `merge`.
+        merged.merge(aggregation.state_columns(delta), &met.numbers, groups).map_err(failed)?;
         if !met.before.is_empty() {
             let numbers: Vec<_> = met.before.iter().map(|(number, ..)| *number).collect();
             merged.merge(&old.states, &numbers, groups).map_err(failed)?;
         }
-        merged.merge(aggregation.state_columns(delta), &met.numbers, groups).map_err(failed)?;
         let states = merged.take(&aggregation.partial).map_err(failed)?;
         if plan.mode != OutputMode::Append {
             checkpoint.output.extend(plan.lives(&met, &keys, &before, &old, &states)?);
@@ -343,7 +366,7 @@ impl Parts {
             gone.push(grown);
         }
         let encoded = self.table.encode(&keys, groups).map_err(failed)?;
-        self.settle(plan, Changed { keys: &keys, states: &states, stored: &stored, encoded }, checkpoint, gone)
+        self.settle(plan, Changed { keys: &keys, states: &states, stored: &stored, encoded }, checkpoint)
     }
 
     /// Puts changed groups into the state and into what is stored of it, apart from those whose windows close now.
@@ -352,73 +375,57 @@ impl Parts {
         plan: &AggregatePlan,
         changed: Changed<'_>,
         checkpoint: &mut OperatorCheckpoint,
-        gone: &mut Vec<Vec<ArrayRef>>,
-    ) -> Result<bool, StageError> {
+    ) -> Result<(), StageError> {
         let Changed { keys, states, stored, encoded } = changed;
         let groups = stored.len();
-        let Some((closing, windows)) = self.closing.as_mut().zip(plan.closing.as_ref()) else { return Ok(false) };
+        let Some((closing, windows)) = self.closing.as_mut().zip(plan.closing.as_ref()) else { return Ok(()) };
         let marks = windows.marks(keys)?;
         let closes = closing.closing(&windows.window, &marks);
         if !closes.contains(&true) {
             closing.opened(marks.iter().zip(stored).filter(|(_, stored)| !**stored).map(|(mark, _)| *mark));
-            checkpoint.state.push(StateDelta { table: 0, rows: plan.stored(keys, states, groups)? });
-            self.table.put(encoded, states, marks).map_err(failed)?;
-            return Ok(false);
+            checkpoint.state.push(StateDelta { table: 0, rows: plan.stored(keys, states, groups)?, whole: false });
+            return self.table.put(encoded, states, marks).map_err(failed);
         }
         let pick = |wanted: &dyn Fn(usize) -> bool, columns: &[ArrayRef]| {
             let rows = UInt32Array::from_iter_values((0..groups as u32).filter(|row| wanted(*row as usize)));
             take_arrays(columns, &rows, None).map(|columns| (columns, rows.len())).map_err(failed)
         };
         let closing_now = |row: usize| closes[row];
+        let (closed_keys, _) = pick(&closing_now, keys)?;
+        if let Some(sessions) = &mut self.sessions {
+            sessions.close(&closed_keys).map_err(failed)?;
+        }
         if plan.mode == OutputMode::Append {
-            let (keys, _) = pick(&closing_now, keys)?;
-            if let Some(sessions) = &mut self.sessions {
-                sessions.close(&keys).map_err(failed)?;
-            }
-            let states = pick(&closing_now, states)?.0;
-            self.closed.push((keys, states));
+            self.closed.push((closed_keys, pick(&closing_now, states)?.0));
         }
         let (stored_keys, count) = pick(&|row| closes[row] && stored[row], keys)?;
         if count > 0 {
             let encoded = self.table.encode(&stored_keys, count).map_err(failed)?;
             self.table.remove(&encoded).map_err(failed)?;
             closing.removed((0..groups).filter(|row| closes[*row] && stored[*row]).map(|row| marks[row]));
-            gone.push(stored_keys);
         }
         let open = |row: usize| !closes[row];
         let (open_keys, count) = pick(&open, keys)?;
         if count > 0 {
             let states = pick(&open, states)?.0;
             closing.opened((0..groups).filter(|row| open(*row) && !stored[*row]).map(|row| marks[row]));
-            checkpoint.state.push(StateDelta { table: 0, rows: plan.stored(&open_keys, &states, count)? });
+            checkpoint.state.push(StateDelta {
+                table: 0,
+                rows: plan.stored(&open_keys, &states, count)?,
+                whole: false,
+            });
             let encoded = self.table.encode(&open_keys, count).map_err(failed)?;
             let marks = (0..groups).filter(|row| open(*row)).map(|row| marks[row]).collect();
             self.table.put(encoded, &states, marks).map_err(failed)?;
         }
-        Ok(true)
-    }
-
-    /// Leaves out what came for windows that were closed before.
-    fn without_closed(&mut self, plan: &AggregatePlan, delta: RecordBatch) -> Result<RecordBatch, StageError> {
-        let Some((closing, windows)) = self.closing.as_ref().zip(plan.closing.as_ref()) else { return Ok(delta) };
-        let closed = closing.were_closed(&windows.window, &windows.marks(delta.columns())?);
-        let count = closed.iter().filter(|closed| **closed).count();
-        if count == 0 {
-            return Ok(delta);
-        }
-        if let Some(groups) = self.too_late.due(count) {
-            tracing::warn!(
-                groups,
-                "rows came for windows that were closed while their partition was idle; they are left out"
-            );
-        }
-        filter_record_batch(&delta, &not(&BooleanArray::from(closed)).map_err(failed)?).map_err(failed)
+        Ok(())
     }
 
     /// Writes all groups instead of those that changed.
     fn whole(&self, plan: &AggregatePlan, limit: usize, checkpoint: &mut OperatorCheckpoint) -> Result<(), StageError> {
-        let (keys, states) = self.table.all().map_err(failed)?;
-        let all = plan.rows(&keys, &states, self.table.len())?;
+        let pieces = self.table.all().map_err(failed)?.into_iter();
+        let outputs = pieces.map(|Rowset { keys, states, rows }| plan.rows(&keys, &states, rows));
+        let all: Vec<_> = outputs.collect::<Result<Vec<_>, _>>()?.into_iter().flatten().collect();
         let rows: usize = all.iter().map(|output| output.rows.num_rows()).sum();
         if rows > limit {
             return Err(StageError::Halt(format!(
@@ -432,14 +439,6 @@ impl Parts {
     }
 
     fn restore(&mut self, plan: &AggregatePlan, delta: &StateDelta) -> Result<(), StageError> {
-        if let Some(closing) = self.closing.as_mut().filter(|_| delta.table == closing::TABLE) {
-            return match closing.restore(&delta.rows) {
-                true => Ok(()),
-                false => Err(StageError::Halt(
-                    "the stored state has no place up to where windows are closed: it belongs to another query".into(),
-                )),
-            };
-        }
         let schema = plan.delta_schema();
         let wanted: Vec<_> = schema.fields().iter().map(|field| field.data_type()).collect();
         let found = delta.rows.schema();
@@ -488,8 +487,22 @@ impl Parts {
         let (keys, rest) = rows.columns().split_at(plan.aggregation.key_columns());
         let encoded = self.table.encode(keys, rows.num_rows()).map_err(failed)?;
         let marks = plan.closing.as_ref().map_or(Ok(Vec::new()), |windows| windows.marks(keys))?;
-        self.table.put(encoded, &rest[..rest.len() - 1], marks).map_err(failed)
+        let states = &rest[..plan.aggregation.partial.fields().len() - plan.aggregation.key_columns()];
+        self.table.put(encoded, states, marks).map_err(failed)
     }
+}
+
+/// A group whose row cannot be computed.
+fn blamed(key: &[ArrayRef], group: usize, reason: &str) -> StageError {
+    let key = key.iter().map(|column| {
+        ArrayFormatter::try_new(column.as_ref(), &FormatOptions::new().with_null("NULL"))
+            .map_or_else(|_| "?".to_owned(), |value| value.value(group).to_string())
+    });
+    StageError::Halt(format!(
+        "the row of group ({}) {reason}. No single record is to blame, so none can be set aside; change the query so that \
+         it yields NULL instead, with TRY_CAST or NULLIF, or has a wider type, as in sum(CAST(v AS DECIMAL(38, 0)))",
+        key.collect::<Vec<_>>().join(", ")
+    ))
 }
 
 /// Changed groups, and which of them are stored already.
@@ -500,7 +513,8 @@ struct Changed<'a> {
     encoded: EncodedKeys,
 }
 
-/// The new states of the groups of a delta.
+/// The new states of the groups of a delta. The delta comes first, since it has all of them: where accumulators are given no
+/// NULL they take it that every group so far has a value, also one of which there was no state.
 fn merge(aggregation: &Aggregation, old: &Found, delta: &RecordBatch) -> Result<Vec<ArrayRef>, DataFusionError> {
     let groups = delta.num_rows();
     let states = aggregation.state_columns(delta);
@@ -508,8 +522,8 @@ fn merge(aggregation: &Aggregation, old: &Found, delta: &RecordBatch) -> Result<
         return Ok(states.to_vec());
     }
     let mut merged = aggregation.states()?;
-    merged.merge(&old.states, &old.numbers, groups)?;
     merged.merge(states, &(0..groups).collect::<Vec<_>>(), groups)?;
+    merged.merge(&old.states, &old.numbers, groups)?;
     merged.take(&aggregation.partial)
 }
 
@@ -521,6 +535,7 @@ impl AggregatePlan {
             columns.push(Arc::new(BooleanArray::from(vec![true; groups])));
         }
         columns.extend(states.iter().cloned());
+        columns.extend(self.closing.as_ref().map(|windows| windows.until(keys)).transpose()?);
         columns.push(Arc::new(BooleanArray::from(vec![false; groups])));
         batch_of(&self.delta_schema(), columns, groups).map_err(failed)
     }
@@ -533,13 +548,13 @@ impl AggregatePlan {
             .map(|keys| {
                 let groups = keys.first().map_or(0, |key| key.len());
                 let mut columns = keys.clone();
-                let rest = &schema.fields()[keys.len()..schema.fields().len() - 1];
-                columns.extend(rest.iter().map(|field| new_null_array(field.data_type(), groups)));
+                let states = &self.aggregation.partial.fields()[keys.len()..];
+                columns.extend(states.iter().map(|field| new_null_array(field.data_type(), groups)));
+                columns.extend(self.closing.as_ref().map(|windows| windows.until(keys)).transpose()?);
                 columns.push(Arc::new(BooleanArray::from(vec![true; groups])));
-                batch_of(&schema, columns, groups)
+                batch_of(&schema, columns, groups).map_err(failed)
             })
-            .collect::<Result<Vec<_>, _>>()
-            .map_err(failed)?;
+            .collect::<Result<Vec<_>, StageError>>()?;
         let tombstones = concat_batches(&schema, &batches).map_err(failed)?;
         Ok((tombstones.num_rows() > 0).then_some(tombstones))
     }
@@ -618,10 +633,10 @@ impl AggregatePlan {
         let aggregation = &self.aggregation;
         let mut all = aggregation.states().map_err(failed)?;
         all.merge(states, &(0..groups).collect::<Vec<_>>(), groups).map_err(failed)?;
-        let results = all.evaluate().map_err(failed)?;
+        let Ok(results) = all.evaluate() else { return Err(self.incomputable(keys, states, groups)) };
         let (rows, origins) = match (&self.shown, results.as_slice()) {
             (Shown::Rows(top, _), [first]) => {
-                let (rows, origins) = top.expand(first).map_err(failed)?;
+                let (rows, origins) = top.expand(first, keys).map_err(failed)?;
                 (rows, Some(origins))
             }
             (Shown::Rows(..), _) => return Err(StageError::Failed("a ranking has one result".into())),
@@ -666,14 +681,25 @@ impl AggregatePlan {
             Shown::Groups { schema, .. } => schema.fields().len().min(self.aggregation.key_columns()),
             Shown::Rows(top, _) => top.output.fields().len(),
         };
-        let key = (0..shown).map(|column| {
-            ArrayFormatter::try_new(rows.column(column).as_ref(), &FormatOptions::new().with_null("NULL"))
-                .map_or_else(|_| "?".to_owned(), |value| value.value(*row).to_string())
+        blamed(&rows.columns()[..shown], *row, reason)
+    }
+
+    /// Names a group of which an aggregate cannot be computed.
+    fn incomputable(&self, keys: &[ArrayRef], states: &[ArrayRef], groups: usize) -> StageError {
+        let aggregation = &self.aggregation;
+        let rows = match batch_of(&aggregation.partial, [keys, states].concat(), groups) {
+            Ok(rows) => rows,
+            Err(error) => return failed(error),
+        };
+        let evaluated = evaluate(&rows, |rows| {
+            let mut some = aggregation.states()?;
+            let numbers: Vec<_> = (0..rows.num_rows()).collect();
+            some.merge(aggregation.state_columns(rows), &numbers, rows.num_rows())?;
+            some.evaluate()
         });
-        StageError::Halt(format!(
-            "the row of group ({}) {reason}. No single record is to blame, so none can be set aside; change the query \
-             so that it yields NULL instead, with TRY_CAST, NULLIF or a wider column",
-            key.collect::<Vec<_>>().join(", ")
-        ))
+        match evaluated.failed.first() {
+            Some((group, reason)) => blamed(keys, *group, reason),
+            None => StageError::Failed("the aggregates of the changed groups cannot be computed".into()),
+        }
     }
 }

@@ -7,6 +7,7 @@ use std::collections::BTreeMap;
 
 use datafusion::sql::sqlparser::ast::Value;
 
+use super::clock::is_clock;
 use super::error::{Place, SqlError, Text};
 use super::windows::calls;
 use super::windows::event_time::LateRows;
@@ -55,6 +56,8 @@ pub(super) struct KafkaOptions {
     pub(super) rules: Vec<RuleText>,
     pub(super) watermark: Option<WatermarkText>,
     pub(super) late_rows: LateRows,
+    /// What becomes of rows too far ahead, if they are not kept in their windows.
+    pub(super) ahead_rows: Option<BadRecords>,
     /// `json.<key>`, without the prefix.
     pub(super) json: Vec<JsonOption>,
     /// `kafka.<property>`, without the prefix.
@@ -184,7 +187,7 @@ pub(super) fn written<'a>(
         .collect()
 }
 
-pub(super) const KAFKA_KEYS: [&str; 17] = [
+pub(super) const KAFKA_KEYS: [&str; 18] = [
     "starting.offsets",
     "max.offsets.per.batch",
     "on.data.loss",
@@ -196,6 +199,7 @@ pub(super) const KAFKA_KEYS: [&str; 17] = [
     "watermark.idle",
     "watermark.close.after",
     "late.rows",
+    "ahead.rows",
     "json.timestamp.unit",
     "json.timestamp.unit.<column>",
     "json.missing",
@@ -208,7 +212,7 @@ pub(super) const KAFKA_KEYS: [&str; 17] = [
 pub(super) const OUTPUT_KEYS: [&str; 3] = ["output.mode", "complete.limit", "state.ttl"];
 
 /// How far a record may move the watermark ahead of its Kafka timestamp if nothing else is said: a day.
-const MAX_AHEAD: i64 = 86_400_000_000_000;
+pub(super) const MAX_AHEAD: i64 = 86_400_000_000_000;
 /// Rows that complete mode writes if nothing else is said.
 const COMPLETE_LIMIT: usize = 10_000;
 
@@ -254,7 +258,15 @@ pub(super) fn kafka(options: Vec<Written<'_>>) -> Result<KafkaOptions, SqlError>
             "watermark.close.after" => watermark.close_after = Some((option.length()?, option.place)),
             "late.rows" => {
                 read.late_rows = option.one_of(&[("drop", LateRows::Drop), ("dead-letter", LateRows::DeadLetter)])?;
-                watermark.late_rows = option.place.or(watermark.late_rows);
+                watermark.rows = option.place.or(watermark.rows);
+            }
+            "ahead.rows" => {
+                read.ahead_rows = option.one_of(&[
+                    ("keep", None),
+                    ("drop", Some(BadRecords::Skip)),
+                    ("dead-letter", Some(BadRecords::DeadLetter)),
+                ])?;
+                watermark.rows = option.place.or(watermark.rows);
             }
             key => match key.split_once('.') {
                 Some(("json", json)) if json_key(json) => read.json.push(JsonOption {
@@ -291,7 +303,8 @@ struct Watermark {
     max_ahead: Option<(i64, Option<Place>)>,
     idle: Option<(i64, Option<Place>)>,
     close_after: Option<(i64, Option<Place>)>,
-    late_rows: Option<Place>,
+    /// Where it was said what becomes of rows.
+    rows: Option<Place>,
 }
 
 impl Watermark {
@@ -299,7 +312,7 @@ impl Watermark {
         let Some((column, place)) = self.column else {
             let place =
                 [self.delay, self.max_ahead, self.idle, self.close_after].into_iter().flatten().map(|(_, place)| place);
-            let place = place.chain(self.late_rows.map(Some)).next();
+            let place = place.chain(self.rows.map(Some)).next();
             return match place {
                 Some(place) => Err(SqlError::at(
                     format!(
@@ -311,6 +324,19 @@ impl Watermark {
                 None => Ok(None),
             };
         };
+        let others = [self.delay, self.max_ahead, self.idle, self.close_after].into_iter().flatten();
+        let others = others.map(|(_, place)| place).chain(self.rows.map(Some));
+        if is_clock(&column)
+            && let Some(place) = others.into_iter().next()
+        {
+            return Err(SqlError::at(
+                format!(
+                    "table {table}: this option goes with an event time: by '_processing_time' no row is late or ahead, and \
+                     time passes in a quiet partition too"
+                ),
+                place,
+            ));
+        }
         let delay = self.delay.map_or(0, |(delay, _)| delay);
         let max_ahead = self.max_ahead.map_or(MAX_AHEAD, |(ahead, _)| ahead);
         let idle = self.idle.map(|(idle, _)| idle);

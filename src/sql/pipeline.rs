@@ -10,6 +10,7 @@ use datafusion::error::DataFusionError;
 use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::Expr;
 use datafusion::logical_expr::physical_planning_context::PhysicalPlanningContext;
+use datafusion::physical_expr::expressions::Column;
 use datafusion::physical_expr::{PhysicalExpr, create_physical_expr};
 
 use super::ranking::closed::Ranks;
@@ -69,6 +70,13 @@ impl Pipeline {
     /// Adds a projection; `schema` names and types the new columns.
     pub(super) fn project(&mut self, columns: Vec<Arc<dyn PhysicalExpr>>, schema: &Schema) {
         self.steps.push(Step::Project(columns, nullable(schema)));
+    }
+
+    /// Gives the columns other names, and the types that they have in the schema.
+    pub(super) fn rename(&mut self, schema: &Schema) {
+        let columns = schema.fields().iter().enumerate();
+        let columns = columns.map(|(place, field)| Arc::new(Column::new(field.name(), place)) as Arc<dyn PhysicalExpr>);
+        self.project(columns.collect(), schema);
     }
 
     /// Adds a numbering of rows.

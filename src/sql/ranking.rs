@@ -8,8 +8,9 @@
 pub(super) mod changes;
 pub(super) mod closed;
 pub(super) mod top;
+pub(super) mod window;
 
-use datafusion::common::ScalarValue;
+use datafusion::common::{Column, ScalarValue};
 use datafusion::logical_expr::expr::WindowFunction;
 use datafusion::logical_expr::{BinaryExpr, Expr, LogicalPlan, Operator, SortExpr, Window};
 
@@ -57,13 +58,16 @@ pub(super) struct Ranked {
     pub(super) order: Vec<SortExpr>,
     /// The columns of the rows.
     pub(super) rows: Vec<Expr>,
+    /// What the plan calls them.
+    pub(super) names: Vec<Column>,
     /// PARTITION BY expressions that are computed from columns, over the columns that stand for the rows'.
     pub(super) computed: Vec<(usize, Expr)>,
 }
 
-/// The one window function of a node.
+/// The one window function of a node, apart from that of its groups' window.
 pub(super) fn call(node: &Window) -> Result<(&WindowFunction, Numbering), SqlError> {
-    let [expr] = node.window_expr.as_slice() else {
+    let written: Vec<_> = node.window_expr.iter().filter(|expr| !window::is(expr)).collect();
+    let [expr] = written.as_slice() else {
         return Err(SqlError::new(SEVERAL));
     };
     let Expr::WindowFunction(call) = strip(expr) else {
@@ -86,6 +90,14 @@ fn strip(expr: &Expr) -> &Expr {
     match expr {
         Expr::Alias(alias) => strip(&alias.expr),
         other => other,
+    }
+}
+
+impl Ranked {
+    /// Which of the columns those are that are kept, in the order in which they are; `None`: one that was made on the way.
+    pub(super) fn kept(&self, input: &LogicalPlan) -> Vec<Option<usize>> {
+        let place = |column: Column| self.names.iter().position(|name| *name == column);
+        input.schema().columns().into_iter().map(place).collect()
     }
 }
 

@@ -10,7 +10,7 @@ use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::Volatility;
 use datafusion::sql::sqlparser::ast::{
     Distinct, Expr, Function, FunctionArgumentClause, FunctionArguments, GroupByExpr, LimitClause, Query, Select,
-    SetExpr, Spanned, TableFactor, Value, ValueWithSpan, Visit, Visitor, WindowType,
+    SetExpr, SetOperator, SetQuantifier, Spanned, TableFactor, Value, ValueWithSpan, Visit, Visitor, WindowType,
 };
 use datafusion::sql::sqlparser::tokenizer::Span;
 
@@ -236,6 +236,37 @@ impl Check<'_> {
     }
 }
 
+impl Check<'_> {
+    /// Refuses what cannot put rows together. Queries within are visited by themselves.
+    fn set_operation(&self, op: SetOperator, quantifier: SetQuantifier, sides: [&SetExpr; 2]) -> Verdict {
+        let word = op.to_string();
+        match (op, quantifier) {
+            (SetOperator::Union, SetQuantifier::All | SetQuantifier::Distinct | SetQuantifier::None) => {}
+            (SetOperator::Union, _) => {
+                let message = "UNION ... BY NAME is not supported: columns are put together by position";
+                return self.refuse_word(&word, message);
+            }
+            _ => {
+                let message = format!("{word} is not supported yet: it would be a join of two tables");
+                return self.refuse_word(&word, message);
+            }
+        }
+        for side in sides {
+            match side {
+                SetExpr::Select(_) | SetExpr::Query(_) => {}
+                SetExpr::SetOperation { op, set_quantifier, left, right } => {
+                    self.set_operation(*op, *set_quantifier, [left, right])?;
+                }
+                other => {
+                    let message = format!("`{other}` is not supported in {word}: use SELECT");
+                    return self.refuse_word(&word, message);
+                }
+            }
+        }
+        Verdict::Continue(())
+    }
+}
+
 impl Visitor for Check<'_> {
     type Break = SqlError;
 
@@ -255,10 +286,8 @@ impl Visitor for Check<'_> {
         }
         match query.body.as_ref() {
             SetExpr::Select(_) | SetExpr::Query(_) => {}
-            SetExpr::SetOperation { op, .. } => {
-                let word = op.to_string();
-                let message = format!("{word} is not supported yet: a query reads one table so far");
-                return self.refuse_word(&word, message);
+            SetExpr::SetOperation { op, set_quantifier, left, right } => {
+                self.set_operation(*op, *set_quantifier, [left, right])?
             }
             SetExpr::Values(_) => {
                 return self.refuse_word("VALUES", "VALUES is not supported: a pipeline reads a kafka:// table");

@@ -5,8 +5,10 @@
 
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, PrimitiveArray};
-use arrow::datatypes::{DataType, Float32Type, Float64Type, SchemaRef};
+use arrow::array::{
+    Array, ArrayRef, AsArray, FixedSizeListArray, GenericListArray, OffsetSizeTrait, PrimitiveArray, StructArray,
+};
+use arrow::datatypes::{DataType, FieldRef, Float32Type, Float64Type, SchemaRef};
 use arrow::error::ArrowError;
 use arrow::row::{Row, RowConverter, Rows, SortField};
 use strandline_actors::pointer::ShardId;
@@ -84,7 +86,8 @@ impl KeyEncoder {
     }
 }
 
-/// A key column in which values that SQL calls equal are equal bit by bit: -0.0 becomes 0.0, every NaN the same one.
+/// A key column in which values that SQL calls equal are equal bit by bit: -0.0 becomes 0.0, every NaN the same one, also
+/// within structs and lists.
 pub(super) fn canonical(column: &ArrayRef) -> ArrayRef {
     match column.data_type() {
         DataType::Float64 => {
@@ -97,7 +100,36 @@ pub(super) fn canonical(column: &ArrayRef) -> ArrayRef {
                 column.as_primitive::<Float32Type>().unary(|value| if value.is_nan() { f32::NAN } else { value + 0.0 });
             Arc::new(values)
         }
+        DataType::Struct(fields) if has_floats(column.data_type()) => {
+            let structs = column.as_struct();
+            let columns = structs.columns().iter().map(canonical).collect();
+            Arc::new(StructArray::new(fields.clone(), columns, structs.nulls().cloned()))
+        }
+        DataType::List(field) if has_floats(column.data_type()) => Arc::new(of_list::<i32>(column.as_list(), field)),
+        DataType::LargeList(field) if has_floats(column.data_type()) => {
+            Arc::new(of_list::<i64>(column.as_list(), field))
+        }
+        DataType::FixedSizeList(field, size) if has_floats(column.data_type()) => {
+            let lists = column.as_fixed_size_list();
+            let values = canonical(lists.values());
+            Arc::new(FixedSizeListArray::new(Arc::clone(field), *size, values, lists.nulls().cloned()))
+        }
         _ => Arc::clone(column),
+    }
+}
+
+fn of_list<O: OffsetSizeTrait>(lists: &GenericListArray<O>, field: &FieldRef) -> GenericListArray<O> {
+    let (offsets, nulls) = (lists.offsets().clone(), lists.nulls().cloned());
+    GenericListArray::new(Arc::clone(field), offsets, canonical(lists.values()), nulls)
+}
+
+fn has_floats(data_type: &DataType) -> bool {
+    match data_type {
+        DataType::Struct(fields) => fields.iter().any(|field| has_floats(field.data_type())),
+        DataType::List(field) | DataType::LargeList(field) | DataType::FixedSizeList(field, _) => {
+            has_floats(field.data_type())
+        }
+        other => matches!(other, DataType::Float32 | DataType::Float64),
     }
 }
 

@@ -7,20 +7,27 @@
 use arrow::datatypes::DataType;
 use datafusion::common::tree_node::{Transformed, TreeNode, TreeNodeRecursion};
 use datafusion::common::{Column, TableReference};
-use datafusion::logical_expr::{Aggregate, Distinct, Expr, ExprSchemable, LogicalPlan, Volatility, WriteOp};
+use datafusion::logical_expr::{
+    Aggregate, Distinct, Expr, ExprSchemable, LogicalPlan, SortExpr, Union, Volatility, WriteOp,
+};
 
 use super::depth;
 use super::error::SqlError;
 use super::ranking::closed::{self, RankedGroups};
 use super::ranking::{self, Ranked};
+use super::second;
 use super::windows::Window;
 
 /// A query without its names.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Shape {
-    /// The table that is read.
-    pub(super) table: String,
-    /// The conditions that rows must satisfy, over the table's columns.
+    /// What is read: one table, or the parts of a UNION ALL.
+    pub(super) arms: Vec<Arm>,
+    /// The names of the columns of the union, if there is one.
+    union: Vec<String>,
+    /// What comes before it, if it aggregates the groups of windows that an earlier grouping has closed.
+    pub(super) first: Option<Box<Shape>>,
+    /// The conditions that rows must satisfy, over the columns of the table, or of the union.
     pub(super) filters: Vec<Expr>,
     /// How rows are grouped; `None`: not at all.
     pub(super) grouping: Option<Grouping>,
@@ -32,7 +39,57 @@ pub(super) struct Shape {
     pub(super) output: Vec<(String, Expr)>,
 }
 
-/// How rows are grouped, over the table's columns.
+/// One part of a UNION ALL, or the only one.
+#[derive(Clone, Debug)]
+pub(super) struct Arm {
+    /// The table that is read.
+    pub(super) table: String,
+    /// The conditions that its rows must satisfy before they are put together with others.
+    pub(super) filters: Vec<Expr>,
+    /// What each column of the union is, over the table's; `None`: there is no union, and the columns are the table's.
+    pub(super) columns: Option<Vec<Expr>>,
+}
+
+impl Arm {
+    /// Whether an expression of the query is this column of the arm's table, as it is.
+    pub(super) fn is_column(&self, expr: &Expr, name: &str) -> bool {
+        matches!(self.meant(expr), Some(Expr::Column(column)) if column.name == name)
+    }
+
+    /// What a column of the query is in the arm's table.
+    pub(super) fn meant<'a>(&'a self, expr: &'a Expr) -> Option<&'a Expr> {
+        match &self.columns {
+            None => Some(expr),
+            Some(columns) => numbered(expr, UNION).and_then(|number| columns.get(number)),
+        }
+    }
+
+    /// The arm as a part of a larger union, of whose part these are the conditions and columns.
+    fn within(self, filters: &[Expr], columns: &[Expr]) -> Result<Self, SqlError> {
+        let own = self.columns.unwrap_or_default();
+        let mut parts = 0;
+        let mut meant = |expr: &Expr| -> Result<Expr, SqlError> {
+            let replaced = expr.clone().transform_up(|expr| {
+                let Some(meant) = numbered(&expr, UNION).and_then(|number| own.get(number)) else {
+                    return Ok(Transformed::no(expr));
+                };
+                parts += depth::size(meant)?;
+                depth::check_size(parts)?;
+                Ok(Transformed::yes(meant.clone()))
+            })?;
+            depth::check_expr(&replaced.data)?;
+            Ok(replaced.data)
+        };
+        let mut all = self.filters;
+        for filter in filters {
+            all.push(meant(filter)?);
+        }
+        let columns = columns.iter().map(meant).collect::<Result<_, SqlError>>()?;
+        Ok(Self { table: self.table, filters: all, columns: Some(columns) })
+    }
+}
+
+/// How rows are grouped, over the columns of the table or of the union.
 #[derive(Clone, Debug)]
 pub(super) struct Grouping {
     pub(super) groups: Vec<Expr>,
@@ -46,9 +103,12 @@ pub(super) struct Grouping {
     pub(super) distinct: bool,
 }
 
+const UNION: &str = "union";
 const GROUP: &str = "group";
 const AGGREGATE: &str = "aggregate";
 const ROW: &str = "row";
+const FIRST_GROUP: &str = "group before";
+const FIRST_AGGREGATE: &str = "aggregate before";
 const RANK: &str = "rank";
 
 /// If an expression is one of the columns that stand for group expressions: which.
@@ -59,6 +119,17 @@ pub(super) fn group(expr: &Expr) -> Option<usize> {
 /// If an expression is one of the columns that stand for aggregates: which.
 pub(super) fn aggregate(expr: &Expr) -> Option<usize> {
     numbered(expr, AGGREGATE)
+}
+
+/// If an expression is one of the columns that stand for groups of the first of two groupings: which.
+pub(super) fn first_group(expr: &Expr) -> Option<usize> {
+    numbered(expr, FIRST_GROUP)
+}
+
+/// A column that stands for a group or an aggregate, as a second grouping sees it.
+pub(super) fn as_of_first(expr: &Expr) -> Option<Expr> {
+    let aggregated = || Some(stand_in(FIRST_AGGREGATE, aggregate(expr)?));
+    group(expr).map(|number| stand_in(FIRST_GROUP, number)).or_else(aggregated)
 }
 
 /// If an expression is one of the columns that stand for those of ranked rows: which.
@@ -85,8 +156,8 @@ fn stand_in(kind: &str, number: usize) -> Expr {
 }
 
 impl Shape {
-    /// Reads the shape off an analysed plan; refuses every plan that is not one table, filtered and projected, at most
-    /// once aggregated, filtered and projected again.
+    /// Reads the shape off an analysed plan; refuses every plan that is not one table, or several that are put together,
+    /// filtered and projected, at most once aggregated, filtered and projected again.
     pub(super) fn of(plan: &LogicalPlan) -> Result<Self, SqlError> {
         let mut shape = Self::default();
         let output = shape.resolve(plan)?;
@@ -99,7 +170,8 @@ impl Shape {
     fn resolve(&mut self, plan: &LogicalPlan) -> Result<Vec<Expr>, SqlError> {
         match plan {
             LogicalPlan::TableScan(scan) => {
-                self.table = scan.table_name.table().to_owned();
+                let table = scan.table_name.table().to_owned();
+                self.arms = vec![Arm { table, filters: Vec::new(), columns: None }];
                 let fields = scan.projected_schema.fields().iter();
                 Ok(fields.map(|field| Expr::Column(Column::from_name(field.name()))).collect())
             }
@@ -122,20 +194,46 @@ impl Shape {
             LogicalPlan::Aggregate(aggregate) => self.aggregate(aggregate),
             LogicalPlan::Distinct(Distinct::All(input)) => self.distinct(input),
             LogicalPlan::Window(window) => self.ranking(window),
+            LogicalPlan::Union(union) => self.union(union),
             other => Err(SqlError::new(format!(
-                "{} is not supported yet: a query reads one table, filters, groups at most once and filters again",
+                "{} is not supported yet: a query reads tables one by one, filters, groups at most once and filters again",
                 node(other)
             ))),
         }
     }
 
+    /// The parts of a union, each of one table. Its columns have the names of the first part's.
+    fn union(&mut self, union: &Union) -> Result<Vec<Expr>, SqlError> {
+        for input in &union.inputs {
+            let mut part = Self::default();
+            let columns = part.resolve(input)?;
+            if part.grouping.is_some() {
+                return Err(SqlError::new(
+                    "UNION ALL of results that are grouped is not supported: put the rows together first, and group them \
+                     around it, as in SELECT k, count(*) FROM (SELECT k FROM a UNION ALL SELECT k FROM b) GROUP BY k; or \
+                     write each result into a table of its own, by an INSERT INTO for each",
+                ));
+            }
+            for arm in part.arms {
+                self.arms.push(arm.within(&part.filters, &columns)?);
+            }
+        }
+        self.union = union.schema.fields().iter().map(|field| field.name().clone()).collect();
+        Ok((0..self.union.len()).map(|number| stand_in(UNION, number)).collect())
+    }
+
+    /// The same shape with numbers in place of the names that the columns of a union were given.
+    pub(super) fn unnamed(&self) -> Self {
+        let union = (1..=self.union.len()).map(|number| format!("#{number}")).collect();
+        let first = self.first.as_ref().map(|first| Box::new(first.unnamed()));
+        Self { union, first, ..self.clone() }
+    }
+
     fn aggregate(&mut self, aggregate: &Aggregate) -> Result<Vec<Expr>, SqlError> {
-        let below = self.resolve(&aggregate.input)?;
+        let mut below = self.resolve(&aggregate.input)?;
         if self.grouping.is_some() {
-            return Err(SqlError::new(
-                "an aggregate over an aggregate is not supported: the inner results keep changing, so each change would \
-                 have to be taken back from the outer ones",
-            ));
+            let names = aggregate.input.schema().fields().iter().map(|field| field.name().clone());
+            below = second::nest(self, names.collect(), below)?;
         }
         let inlined = |exprs: &[Expr]| -> Result<Vec<Expr>, SqlError> {
             exprs.iter().map(|expr| inline(expr, &aggregate.input, &below)).collect()
@@ -148,7 +246,10 @@ impl Shape {
             .map(|number| stand_in(GROUP, number))
             .chain((0..aggregates.len()).map(|number| stand_in(AGGREGATE, number)))
             .collect();
-        let window = window(&groups, &group_types, &aggregates)?;
+        let window = match &self.first {
+            Some(first) => second::window(first, &groups, &group_types)?,
+            None => window(&groups, &group_types, &aggregates)?,
+        };
         let (ranking, distinct) = (None, false);
         self.grouping = Some(Grouping { groups, group_types, aggregates, window, ranking, distinct });
         Ok(columns)
@@ -193,7 +294,7 @@ impl Shape {
             sort.expr = inline(&sort.expr, &node.input, &below)?;
             Ok(sort)
         });
-        let order = order.collect::<Result<_, SqlError>>()?;
+        let order = order.collect::<Result<Vec<SortExpr>, SqlError>>()?;
         let mut columns: Vec<_> = below
             .iter()
             .enumerate()
@@ -210,7 +311,15 @@ impl Shape {
         }
         columns.push(stand_in(RANK, 0));
         let window = window(&groups, &group_types, &[])?;
-        let ranking = Some(Ranked { numbering, order, rows: below, computed });
+        if let Some(sort) = order.iter().find(|sort| Window::called_within(&sort.expr)) {
+            return Err(SqlError::new(format!(
+                "ORDER BY {} inside OVER is not supported: a window is of the group that PARTITION BY makes, so all of its rows \
+                 have the same",
+                sort.expr
+            )));
+        }
+        let names = node.input.schema().columns();
+        let ranking = Some(Ranked { numbering, order, rows: below, names, computed });
         let (aggregates, distinct) = (Vec::new(), false);
         self.grouping = Some(Grouping { groups, group_types, aggregates, window, ranking, distinct });
         Ok(columns)
@@ -251,6 +360,13 @@ impl Shape {
     pub(super) fn display(&self, expr: &Expr) -> String {
         let named = expr.clone().transform_up(|expr| {
             let Some(grouping) = &self.grouping else { return Ok(Transformed::no(expr)) };
+            if let Some(first) = &self.first
+                && let Some(shown) = numbered(&expr, FIRST_GROUP)
+                    .map(|number| first.display(&stand_in(GROUP, number)))
+                    .or_else(|| Some(first.display(&stand_in(AGGREGATE, numbered(&expr, FIRST_AGGREGATE)?))))
+            {
+                return Ok(Transformed::yes(Expr::Column(Column::from_name(shown))));
+            }
             let window = grouping.window.as_ref();
             let name = window.map_or("window", |(_, window, _)| window.name());
             if let Some((bound, of)) = Window::bound_of(&expr)
@@ -259,7 +375,7 @@ impl Shape {
                 return Ok(Transformed::yes(Expr::Column(Column::from_name(format!("{name}.{bound}")))));
             }
             let meant = match (group(&expr), aggregate(&expr)) {
-                (Some(number), _) if window.is_some_and(|window| window.0 == number) => {
+                (Some(number), _) if window.is_some_and(|window| window.0 == number) && self.calls_window(number) => {
                     let session = window.is_some_and(|(_, window, _)| window.is_session());
                     let name = if session { name.to_owned() } else { format!("{name}.start") };
                     return Ok(Transformed::yes(Expr::Column(Column::from_name(name))));
@@ -274,8 +390,17 @@ impl Shape {
                 return Ok(Transformed::yes(closed::shown(numbering)));
             }
             Ok(match meant {
+                Some(meant) if self.first.is_some() => {
+                    Transformed::yes(Expr::Column(Column::from_name(self.display(meant))))
+                }
                 Some(meant) => Transformed::yes(meant.clone()),
                 None => Transformed::no(expr),
+            })
+        });
+        let named = named.and_then(|named| {
+            named.data.transform_up(|expr| match numbered(&expr, UNION).and_then(|number| self.union.get(number)) {
+                Some(name) => Ok(Transformed::yes(Expr::Column(Column::from_name(name)))),
+                None => Ok(Transformed::no(expr)),
             })
         });
         match named {
@@ -395,7 +520,6 @@ fn node(plan: &LogicalPlan) -> &'static str {
         LogicalPlan::Window(_) => "a window function",
         LogicalPlan::Sort(_) => "ORDER BY",
         LogicalPlan::Join(_) => "JOIN",
-        LogicalPlan::Union(_) => "UNION",
         LogicalPlan::Subquery(_) => "a subquery inside an expression",
         LogicalPlan::EmptyRelation(_) | LogicalPlan::Values(_) => "a query without a kafka:// table",
         LogicalPlan::Limit(_) => "LIMIT",

@@ -1,35 +1,33 @@
 //! The first half of the query, on one partition: from undecoded records to what each lane carries.
 //!
-//! Everything works on whole batches. The result is a pure function of the records and the cuts: where the log was cut
+//! Records are decoded once, whatever is made of them: each branch then takes those that are sound. A record is bad for all
+//! branches or for none. Everything works on whole batches. The result is a pure function of the records and the cuts: where the log was cut
 //! into batches changes nothing but the number of partial aggregates that the same rows come in.
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, Int32Array, RecordBatch, StringArray, UInt32Array};
-use arrow::compute::{concat_batches, filter, filter_record_batch, take};
+use arrow::array::{
+    Array, ArrayRef, AsArray, Int32Array, RecordBatch, StringArray, TimestampMillisecondArray, UInt32Array,
+};
+use arrow::compute::{filter_record_batch, take};
 use arrow::datatypes::{SchemaRef, TimestampMillisecondType};
 use datafusion::error::DataFusionError;
 use datafusion::physical_expr::PhysicalExpr;
 use strandline_actors::ports::{SourceStage, StageError, StageInput, StageOutput, raw};
-use strandline_actors::position::SourcePartition;
 use strandline_actors::spans;
 
-use super::aggregation::Aggregation;
 use super::bisect::{Evaluated, evaluate};
+use super::branch::{Branch, Selected};
 use super::decode::{Decoder, Decoding};
-use super::expiry::Expiry;
-use super::lanes::{Bad, Lanes, offsets};
+use super::distribution::Distributor;
+use super::lanes::{Bad, Lanes, TOO_FAR_AHEAD, offsets};
 use super::metadata::Metadata;
 use super::notices::Notices;
 use super::options::{BadRecords, NullValue};
-use super::partial::Partial;
-use super::pipeline::{Passed, Pipeline, batch_of, conform};
-use super::routing::{KeyEncoder, by_offset, canonical};
-use super::windows::Window;
-use super::windows::event_time::{EventTime, Followed};
-use super::windows::sessions;
-use super::windows::sliding::{Sliding, ticks};
+use super::pipeline::{batch_of, conform};
+use super::tally::Outcome;
+use super::windows::event_time::{EventTime, Followed, Read};
 
 /// Where an input column comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -47,117 +45,51 @@ pub(super) struct Rule {
     pub(super) condition: Arc<dyn PhysicalExpr>,
 }
 
-/// By what a row finds its shard.
-#[derive(Clone, Debug)]
-pub(super) enum Route {
-    /// By its group: the first columns of the prepared rows.
-    Group(Aggregation),
-    /// By the columns of the sink's primary key.
-    Key(Vec<usize>, SchemaRef),
-    /// By where it was read.
-    Offset,
-}
-
-/// The window by which rows are grouped.
-#[derive(Clone, Debug)]
-pub(super) struct Windowed {
-    pub(super) window: Window,
-    /// The key column that holds the start of a row's last window.
-    pub(super) column: usize,
-    /// If a row can be in several.
-    pub(super) sliding: Option<Sliding>,
-}
-
-/// The first half of a query, as planned.
+/// The first half of a query for the partitions of one source, as planned.
 #[derive(Clone, Debug)]
 pub(super) struct StagePlan {
     pub(super) decoding: Decoding,
     pub(super) columns: SchemaRef,
     pub(super) origins: Vec<Origin>,
     pub(super) rules: Vec<Rule>,
-    pub(super) pipeline: Pipeline,
-    pub(super) route: Route,
     pub(super) event_time: Option<EventTime>,
-    /// The window of the groups, or their life.
-    pub(super) window: Option<Windowed>,
-    pub(super) expiry: Expiry,
-    /// The groups by which rows find their shard, if not all of them.
-    pub(super) routed: Option<Vec<usize>>,
     pub(super) bad_records: BadRecords,
     pub(super) null_value: NullValue,
+    /// What becomes of the sound records: at least one. Those of one INSERT follow each other.
+    pub(super) branches: Vec<Branch>,
 }
 
 /// The stage of one partition.
 pub(super) struct BatchStage {
-    plan: Arc<StagePlan>,
+    /// `None`: the pipeline does not read its topic.
+    plan: Option<Arc<StagePlan>>,
     /// What can only be made once the plan runs; kept from batch to batch.
     tools: Result<Tools, String>,
 }
 
 struct Tools {
     decoder: Decoder,
-    encoder: Option<KeyEncoder>,
-    partial: Option<Partial>,
-    /// If rows are grouped by sessions.
-    sessions: Option<sessions::Keys>,
-    lateness: Notices,
+    /// One for each INSERT.
+    distributors: Vec<Distributor>,
     ahead: Notices,
-}
-
-/// What became of the good records of a batch.
-struct Selected {
-    rows: RecordBatch,
-    /// Which record each row was.
-    records: Vec<u32>,
-    /// Records that the query left out.
-    filtered: Vec<u32>,
-}
-
-/// What one evaluation of a batch gave.
-struct Part {
-    passed: Passed,
-    /// Rows that break a rule, with the number of the rule.
-    broken: Vec<(usize, usize)>,
-    /// Which of the rows went on to the steps; `None`: all.
-    kept: Option<Vec<u32>>,
 }
 
 impl BatchStage {
     /// A stage that has seen nothing yet.
-    pub(super) fn new(plan: Arc<StagePlan>, _partition: &SourcePartition) -> Self {
-        let tools = Tools::new(&plan);
+    pub(super) fn new(plan: Option<Arc<StagePlan>>) -> Self {
+        let tools = match &plan {
+            Some(plan) => Tools::new(plan),
+            None => Err("no table of the pipeline reads this topic".to_owned()),
+        };
         Self { plan, tools }
     }
 }
 
 impl Tools {
     fn new(plan: &StagePlan) -> Result<Self, String> {
-        let encoder = match &plan.route {
-            Route::Group(aggregation) => {
-                let keys = aggregation.keys.project(&plan.routed(aggregation)).map_err(|e| e.to_string())?;
-                Some(KeyEncoder::new(&Arc::new(keys)).map_err(|e| e.to_string())?)
-            }
-            Route::Key(_, schema) => Some(KeyEncoder::new(schema).map_err(|e| e.to_string())?),
-            Route::Offset => None,
-        };
-        let partial = match &plan.route {
-            Route::Group(aggregation) => {
-                let window = plan.window.as_ref();
-                let sliding = window.and_then(|window| window.sliding.as_ref());
-                let single = sliding.is_none() && !window.is_some_and(|windowed| windowed.window.is_session());
-                let aggregation = sliding.map_or(aggregation, |sliding| &sliding.shared);
-                Some(Partial::new(aggregation, single).map_err(|e| e.to_string())?)
-            }
-            _ => None,
-        };
-        let sessions = match (&plan.route, plan.window.as_ref().filter(|windowed| windowed.window.is_session())) {
-            (Route::Group(aggregation), Some(windowed)) => {
-                Some(sessions::Keys::new(&aggregation.keys, windowed.column).map_err(|e| e.to_string())?)
-            }
-            _ => None,
-        };
-        let (lateness, ahead) = (Notices::default(), Notices::default());
-        Ok(Self { decoder: plan.decoding.decoder()?, encoder, partial, sessions, lateness, ahead })
+        let distributors =
+            plan.by_insert().filter_map(<[Branch]>::first).map(Distributor::new).collect::<Result<_, _>>()?;
+        Ok(Self { decoder: plan.decoding.decoder()?, distributors, ahead: Notices::default() })
     }
 }
 
@@ -167,19 +99,20 @@ fn failed(error: impl std::fmt::Display) -> StageError {
 
 impl SourceStage for BatchStage {
     fn run(&mut self, input: StageInput<'_>) -> Result<StageOutput, StageError> {
-        let plan = Arc::clone(&self.plan);
         let tools = self.tools.as_mut().map_err(|error| StageError::Failed(error.clone()))?;
+        let Some(plan) = self.plan.clone() else { return Err(failed("there is no plan for this topic")) };
         let records = &input.batch.records;
         let offsets = offsets(records)?;
-        let mut lanes = Lanes::new(&input, offsets);
+        let several = plan.branches.len() > 1;
+        let mut lanes = Lanes::new(&input, offsets, several);
         if let (Some(event_time), Some(quiet), true) = (&plan.event_time, input.quiet, input.batch.range.is_empty()) {
-            let window = plan.window.as_ref().map(|windowed| &windowed.window);
-            let (watermark, idle) = event_time.quiet(quiet, window, input.watermark);
-            return Ok(StageOutput { lanes: lanes.finish(), watermark, idle });
+            let now = input.now.saturating_mul(1_000);
+            let (idle, raised) = event_time.quiet(quiet, |time| plan.closed_after(time), input.watermark, now);
+            return Ok(StageOutput { lanes: lanes.finish(), watermark: input.watermark, idle, raised });
         }
         // What is below every cut concerns nobody any more.
         let Some(lowest) = input.cuts.iter().flatten().min() else {
-            return Ok(StageOutput { lanes: lanes.finish(), watermark: input.watermark, idle: false });
+            return Ok(StageOutput { lanes: lanes.finish(), watermark: input.watermark, idle: false, raised: None });
         };
         // The watermark follows every record.
         let first = match plan.event_time {
@@ -199,25 +132,47 @@ impl SourceStage for BatchStage {
             policy: plan.bad_records,
         }));
         let rows = plan.input(&input, decoded.rows, &decoded.good)?;
-        let selected = plan.select(&rows, &decoded.good, &mut bad)?;
-        lanes.filtered(selected.filtered.iter().map(|record| *record as usize));
+        let (sound, records_of) = plan.sound(&rows, &decoded.good, &mut bad)?;
+        let policy = plan.bad_records;
+        let selected = plan.branches.iter().map(|branch| {
+            let selected = branch.select(&sound, &records_of, policy, &mut bad)?;
+            branch.within_windows(selected, policy, &mut bad)
+        });
+        let selected = selected.collect::<Result<Vec<_>, _>>()?;
         let followed = plan.follow(&input, &rows, &decoded.good, &bad)?;
-        let selected = plan.timed(selected, followed.as_ref(), &mut bad)?;
-        let selected = plan.timely(selected, followed.as_ref(), &mut bad, |late| {
-            tools.lateness.late(&input, offsets, late);
-            if let Some(event_time) = &plan.event_time {
-                lanes.late(late, event_time.late_rows);
-            }
-        })?;
-        lanes.bad(bad)?;
-        if let Some(followed) = &followed {
-            tools.ahead.ahead(&input, offsets, &followed.ahead);
+        let followed = followed.as_ref();
+        let selected = selected.into_iter().zip(&plan.branches);
+        let selected = selected.map(|(selected, branch)| branch.timed(selected, followed, policy, &mut bad));
+        let mut selected = selected.collect::<Result<Vec<_>, _>>()?;
+        if several {
+            selected = plan.settle(selected, followed, &mut bad, offsets.len())?;
         }
-        let watermark = followed.as_ref().map_or(input.watermark, |followed| followed.after);
-        tools
-            .distribute(&plan, &input, offsets, selected, followed.as_ref(), &mut lanes)
-            .inspect_err(|_| self.tools = Tools::new(&plan))?;
-        Ok(StageOutput { lanes: lanes.finish(), watermark, idle: false })
+        lanes.bad(bad)?;
+        if let Some(followed) = followed {
+            let ahead: Vec<_> = followed.ahead.iter().map(|(record, _)| *record).collect();
+            lanes.ahead(ahead.iter().map(|record| *record as usize));
+            tools.ahead.ahead(&input, offsets, &ahead);
+        }
+        let watermark = followed.map_or(input.watermark, |followed| followed.after);
+        let event_time = plan.event_time.as_ref();
+        let mut selected = selected.into_iter();
+        for (branches, distributor) in plan.by_insert().zip(&mut tools.distributors) {
+            let Some(branch) = branches.first() else { continue };
+            let mut parts: Vec<_> = selected.by_ref().take(branches.len()).collect();
+            let selected = match (parts.len(), parts.pop()) {
+                (1, Some(only)) => only,
+                (_, last) => Selected::merged(parts.into_iter().chain(last).collect())?,
+            };
+            let left_out = lanes.filtered(&selected.filtered);
+            branch.counters.add(Outcome::Filtered, left_out);
+            let time = event_time.zip(followed).filter(|_| branch.timed);
+            let distributed = distributor.distribute(branch, &input, offsets, selected, time, &mut lanes);
+            if let Err(error) = distributed {
+                self.tools = Tools::new(&plan);
+                return Err(error);
+            }
+        }
+        Ok(StageOutput { lanes: lanes.finish(), watermark, idle: false, raised: None })
     }
 }
 
@@ -268,6 +223,11 @@ fn value_column(records: &RecordBatch) -> Result<&arrow::array::BinaryArray, Sta
 }
 
 impl StagePlan {
+    /// The branches of each INSERT, which make the same kind of rows.
+    fn by_insert(&self) -> impl Iterator<Item = &[Branch]> {
+        self.branches.chunk_by(|a, b| a.insert == b.insert)
+    }
+
     /// The rows that the steps start from: decoded columns and metadata of the good records.
     fn input(&self, input: &StageInput<'_>, decoded: RecordBatch, good: &[u32]) -> Result<RecordBatch, StageError> {
         let whole = good.len() == input.batch.records.num_rows();
@@ -279,7 +239,10 @@ impl StagePlan {
             .map(|(origin, field)| match origin {
                 Origin::Decoded(column) => Ok(Arc::clone(decoded.column(*column))),
                 Origin::Metadata(metadata) => {
-                    let column = metadata_column(*metadata, input, good.len(), indices.as_ref())?;
+                    let column = match metadata {
+                        Metadata::ProcessingTime => self.processing_time(input, good.len()),
+                        metadata => metadata_column(*metadata, input, good.len(), indices.as_ref())?,
+                    };
                     conform(column, field.data_type()).map_err(failed)
                 }
             })
@@ -287,46 +250,82 @@ impl StagePlan {
         batch_of(&self.columns, columns, good.len()).map_err(failed)
     }
 
-    /// Takes good records through the rules and the steps.
-    fn select(&self, rows: &RecordBatch, good: &[u32], bad: &mut Vec<Bad>) -> Result<Selected, StageError> {
-        let Evaluated { parts, failed: unevaluated } = evaluate(rows, |rows| self.part(rows));
-        let mut batches = Vec::with_capacity(parts.len());
-        let mut records = Vec::with_capacity(rows.num_rows());
-        let mut settled = vec![false; if self.pipeline.has_filter() { rows.num_rows() } else { 0 }];
-        for (start, part) in parts {
-            for (row, rule) in part.broken {
-                settle(&mut settled, start + row);
-                bad.push(Bad {
-                    row: good[start + row] as usize,
-                    reason: format!("breaks rule {}", self.rules[rule].name),
-                    policy: self.bad_records,
-                });
-            }
-            if rows.num_rows() == part.passed.rows.num_rows() {
-                records.extend_from_slice(good);
-                settled.fill(true);
-                batches.push(part.passed.rows);
-                continue;
-            }
-            for row in 0..part.passed.rows.num_rows() {
-                let kept = part.passed.origin(row);
-                let row = start + part.kept.as_ref().map_or(kept, |rows| rows[kept] as usize);
-                settle(&mut settled, row);
-                records.push(good[row]);
-            }
-            batches.push(part.passed.rows);
+    /// The time at which a batch is read. Where it moves the watermark it is never before what was closed, so no row is late
+    /// by it, also where the clock went back.
+    fn processing_time(&self, input: &StageInput<'_>, rows: usize) -> ArrayRef {
+        let followed = self.event_time.as_ref().is_some_and(|event_time| event_time.by_clock);
+        let least = input.closed.iter().copied().max().flatten().max(input.watermark).filter(|_| followed);
+        let least =
+            least.map_or(i64::MIN, |nanos| nanos.div_euclid(1_000_000) + i64::from(nanos.rem_euclid(1_000_000) > 0));
+        let millis = input.now.div_euclid(1_000).max(least);
+        Arc::new(TimestampMillisecondArray::from_value(millis, rows))
+    }
+
+    /// The good records that break no rule. As with CHECK in SQL, a condition that is NULL is not broken.
+    fn sound<'a>(
+        &self,
+        rows: &RecordBatch,
+        good: &'a [u32],
+        bad: &mut Vec<Bad>,
+    ) -> Result<(RecordBatch, Cow<'a, [u32]>), StageError> {
+        if self.rules.is_empty() {
+            return Ok((rows.clone(), good.into()));
         }
-        for (row, reason) in unevaluated {
-            settle(&mut settled, row);
+        let Evaluated { parts, failed: unevaluated } = evaluate(rows, |rows| self.broken(rows));
+        let mut sound = vec![true; rows.num_rows()];
+        let mut set_aside = |row: usize, reason: String| {
+            sound[row] = false;
             bad.push(Bad { row: good[row] as usize, reason, policy: self.bad_records });
-        }
-        let filtered = settled.iter().zip(good).filter(|(settled, _)| !**settled).map(|(_, record)| *record).collect();
-        let rows = match batches.as_slice() {
-            [] => self.pipeline.run(&rows.slice(0, 0)).map_err(failed)?.rows,
-            [only] => only.clone(),
-            [first, ..] => concat_batches(&first.schema(), &batches).map_err(failed)?,
         };
-        Ok(Selected { rows, records, filtered })
+        for (start, broken) in parts {
+            for (row, rule) in broken {
+                set_aside(start + row, format!("breaks rule {}", self.rules[rule].name));
+            }
+        }
+        unevaluated.into_iter().for_each(|(row, reason)| set_aside(row, reason));
+        if !sound.contains(&false) {
+            return Ok((rows.clone(), good.into()));
+        }
+        let records = good.iter().zip(&sound).filter(|(_, sound)| **sound).map(|(record, _)| *record).collect();
+        Ok((filter_record_batch(rows, &sound.into()).map_err(failed)?, Cow::Owned(records)))
+    }
+
+    /// The rows that break a rule, with the number of the first that they break.
+    fn broken(&self, rows: &RecordBatch) -> Result<Vec<(usize, usize)>, DataFusionError> {
+        let mut broken = Vec::new();
+        for (number, rule) in self.rules.iter().enumerate() {
+            let value = rule.condition.evaluate(rows)?.into_array(rows.num_rows())?;
+            let value = value.as_boolean();
+            if value.true_count() + value.null_count() < rows.num_rows() {
+                let rows = (0..rows.num_rows()).filter(|row| value.is_valid(*row) && !value.value(*row));
+                broken.extend(rows.map(|row| (row, number)));
+            }
+        }
+        broken.sort_unstable();
+        broken.dedup_by_key(|(row, _)| *row);
+        Ok(broken)
+    }
+
+    /// A record is good for every branch or for none: takes those that are bad for one from all of them. Where several
+    /// branches may want a record, one that is too far ahead is set aside here, and not row by row.
+    fn settle(
+        &self,
+        selected: Vec<Selected>,
+        followed: Option<&Followed>,
+        bad: &mut Vec<Bad>,
+        records: usize,
+    ) -> Result<Vec<Selected>, StageError> {
+        let mut out = vec![false; records];
+        bad.iter().for_each(|bad| out[bad.row] = true);
+        let ahead_rows = self.event_time.as_ref().and_then(|event_time| event_time.ahead_rows);
+        if let (Some(policy), Some(followed)) = (ahead_rows, followed) {
+            for record in selected.iter().flat_map(|selected| &selected.records) {
+                if followed.is_ahead(*record) && !std::mem::replace(&mut out[*record as usize], true) {
+                    bad.push(Bad { row: *record as usize, reason: TOO_FAR_AHEAD.to_owned(), policy });
+                }
+            }
+        }
+        selected.into_iter().map(|selected| selected.without(|record| out[record as usize])).collect()
     }
 
     /// Moves the watermark over the good records.
@@ -341,202 +340,20 @@ impl StagePlan {
         let records = &input.batch.records;
         let kafka = records.column_by_name(raw::TIMESTAMP).and_then(|column| column.as_primitive_opt());
         let bad = bad.iter().map(|bad| bad.row);
-        event_time.follow(rows, good, bad, kafka, records.num_rows(), input.watermark).map(Some).map_err(failed)
+        let read = Read { kafka, now: input.now.saturating_mul(1_000), records: records.num_rows() };
+        event_time.follow(rows, good, bad, read, input.watermark).map(Some).map_err(failed)
     }
 
-    /// Leaves out the rows of which it cannot be known how long they count, since they have no time; gives the others
-    /// the life of their group, if groups have one.
-    fn timed(
-        &self,
-        selected: Selected,
-        followed: Option<&Followed>,
-        bad: &mut Vec<Bad>,
-    ) -> Result<Selected, StageError> {
-        let (Some(followed), false) = (followed, self.expiry == Expiry::Never) else { return Ok(selected) };
-        let Selected { mut rows, mut records, filtered } = selected;
-        let keep: Vec<_> = records.iter().map(|record| self.expiry.time(followed, *record).is_some()).collect();
-        if keep.contains(&false) {
-            for (record, _) in records.iter().zip(&keep).filter(|(_, keep)| !**keep) {
-                bad.push(Bad {
-                    row: *record as usize,
-                    reason: "it cannot be known when its state may be forgotten, since its time is NULL".to_owned(),
-                    policy: self.bad_records,
-                });
-            }
-            let mut kept = keep.iter();
-            records.retain(|_| kept.next().is_some_and(|keep| *keep));
-            rows = filter_record_batch(&rows, &BooleanArray::from(keep)).map_err(failed)?;
+    /// The watermark at which every window that closes is closed if it has no later time than this; `None`: that is not
+    /// known.
+    fn closed_after(&self, time: i64) -> Option<i64> {
+        let mut latest = None;
+        for branch in
+            self.branches.iter().filter(|branch| branch.window.as_ref().is_some_and(|windowed| windowed.closes))
+        {
+            latest = latest.max(Some(branch.closed_after(time)?));
         }
-        if let Some(windowed) = &self.window {
-            rows = self.expiry.add_lives(&rows, &records, followed, windowed.column).map_err(failed)?;
-        }
-        Ok(Selected { rows, records, filtered })
-    }
-
-    /// Leaves out the rows that have no window, which are bad, and those that are late.
-    fn timely(
-        &self,
-        selected: Selected,
-        followed: Option<&Followed>,
-        bad: &mut Vec<Bad>,
-        late: impl FnOnce(&[(u32, i64)]),
-    ) -> Result<Selected, StageError> {
-        let Selected { rows, records, .. } = &selected;
-        let mut keep = vec![true; records.len()];
-        let mut is_late = match (&self.window, followed) {
-            (Some(windowed), _) => {
-                let windows = rows.column(windowed.column);
-                if windows.null_count() > 0 {
-                    for row in (0..windows.len()).filter(|row| windows.is_null(*row)) {
-                        keep[row] = false;
-                        bad.push(Bad {
-                            row: records[row] as usize,
-                            reason: "its window cannot be known, since its time (or gap) is NULL or out of range"
-                                .to_owned(),
-                            policy: self.bad_records,
-                        });
-                    }
-                }
-                match followed {
-                    // A time that never goes back is never late.
-                    Some(_) if matches!(self.expiry, Expiry::AfterLastRow { by_arrival: true, .. }) => None,
-                    // So a row that is on time never belongs to a session that is closed.
-                    Some(followed) if windowed.window.is_session() => Some(followed.late_times(records)),
-                    Some(followed) => {
-                        let starts = ticks(windows).map_err(failed)?;
-                        Some(followed.late_windows(&windowed.window, starts.values(), records))
-                    }
-                    None => None,
-                }
-            }
-            (None, followed) => followed.map(|followed| followed.late_times(records)),
-        };
-        if let (Some(is_late), Some(followed)) = (&mut is_late, followed) {
-            is_late.iter_mut().zip(&keep).for_each(|(late, kept)| *late &= *kept);
-            if is_late.contains(&true) {
-                let rows = records.iter().zip(is_late.iter()).filter(|(_, late)| **late);
-                late(&rows.map(|(record, _)| (*record, followed.before(*record))).collect::<Vec<_>>());
-                keep.iter_mut().zip(is_late.iter()).for_each(|(keep, late)| *keep &= !late);
-            }
-        }
-        if !keep.contains(&false) {
-            return Ok(selected);
-        }
-        let kept = records.iter().zip(&keep).filter(|(_, keep)| **keep).map(|(record, _)| *record).collect();
-        let rows = filter_record_batch(rows, &BooleanArray::from(keep)).map_err(failed)?;
-        Ok(Selected { rows, records: kept, filtered: Vec::new() })
-    }
-
-    /// The key columns by which a group finds its shard: all but its window, so that a row of several windows has one.
-    fn routed(&self, aggregation: &Aggregation) -> Vec<usize> {
-        if let Some(routed) = &self.routed {
-            return routed.clone();
-        }
-        let window = self.window.as_ref().map(|window| window.column);
-        (0..aggregation.key_columns()).filter(|column| Some(*column) != window).collect()
-    }
-
-    /// One evaluation of the rules and the steps. As with CHECK in SQL, a condition that is NULL is not broken.
-    fn part(&self, rows: &RecordBatch) -> Result<Part, DataFusionError> {
-        let mut broken = Vec::new();
-        for (number, rule) in self.rules.iter().enumerate() {
-            let value = rule.condition.evaluate(rows)?.into_array(rows.num_rows())?;
-            let value = value.as_boolean();
-            if value.true_count() + value.null_count() < rows.num_rows() {
-                let rows = (0..rows.num_rows()).filter(|row| value.is_valid(*row) && !value.value(*row));
-                broken.extend(rows.map(|row| (row, number)));
-            }
-        }
-        if broken.is_empty() {
-            return Ok(Part { passed: self.pipeline.run(rows)?, broken, kept: None });
-        }
-        // A record that breaks several rules is named after the first.
-        broken.sort_unstable();
-        broken.dedup_by_key(|(row, _)| *row);
-        let mut sound = vec![true; rows.num_rows()];
-        broken.iter().for_each(|(row, _)| sound[*row] = false);
-        let kept = (0..rows.num_rows()).filter(|row| sound[*row]).map(|row| row as u32).collect();
-        let rows = filter_record_batch(rows, &sound.into())?;
-        Ok(Part { passed: self.pipeline.run(&rows)?, broken, kept: Some(kept) })
-    }
-}
-
-impl Tools {
-    /// Aggregates, finds the shard of every row or group, and sends it there.
-    fn distribute(
-        &mut self,
-        plan: &StagePlan,
-        input: &StageInput<'_>,
-        offsets: &[i64],
-        selected: Selected,
-        followed: Option<&Followed>,
-        lanes: &mut Lanes<'_>,
-    ) -> Result<(), StageError> {
-        let Selected { mut rows, records, .. } = selected;
-        let sliding = plan.window.as_ref().and_then(|window| window.sliding.as_ref());
-        if let Some(sliding) = sliding {
-            rows = sliding.prepare(&rows, &records, followed).map_err(failed)?;
-        }
-        let shards = lanes.shards();
-        let of_rows = |encoder: &Option<KeyEncoder>, rows: &RecordBatch, records: &[u32]| {
-            let count = rows.num_rows();
-            let keys = |columns: &mut dyn Iterator<Item = usize>| -> Vec<ArrayRef> {
-                columns.map(|column| canonical(rows.column(column))).collect()
-            };
-            match (&plan.route, encoder) {
-                (Route::Group(aggregation), Some(encoder)) => {
-                    encoder.shards(&keys(&mut plan.routed(aggregation).into_iter()), count, shards)
-                }
-                (Route::Key(columns, _), Some(encoder)) => {
-                    encoder.shards(&keys(&mut columns.iter().copied()), count, shards)
-                }
-                _ => {
-                    let key = &input.partition.key;
-                    Ok(records.iter().map(|record| by_offset(key, offsets[*record as usize], shards)).collect())
-                }
-            }
-        };
-        let mut routed = None;
-        if lanes.cut() {
-            // Rows below their lane's cut are dropped now: a partial aggregate cannot be cut.
-            let of_rows = of_rows(&self.encoder, &rows, &records).map_err(failed)?;
-            let wanted = lanes.wanted(&of_rows, &records);
-            let routed_rows = UInt32Array::from(of_rows);
-            let kept = filter(&routed_rows, &wanted).map_err(failed)?;
-            routed = Some(kept.as_primitive::<arrow::datatypes::UInt32Type>().values().to_vec());
-            rows = filter_record_batch(&rows, &wanted).map_err(failed)?;
-        }
-        if rows.num_rows() == 0 {
-            return Ok(());
-        }
-        let (Route::Group(aggregation), Some(partial), Some(encoder)) = (&plan.route, &mut self.partial, &self.encoder)
-        else {
-            let shards = match routed {
-                Some(shards) => shards,
-                None => of_rows(&self.encoder, &rows, &records).map_err(failed)?,
-            };
-            shards.iter().for_each(|shard| lanes.processed(*shard, 1));
-            return lanes.send(&rows, &shards).map_err(failed);
-        };
-        if let Some(sessions) = &self.sessions {
-            rows = sessions.gather(&rows).map_err(failed)?;
-        }
-        let shared = sliding.map_or(aggregation, |sliding| &sliding.shared);
-        let (partial, sizes) = partial.aggregate(shared, &rows).map_err(failed)?;
-        let keys: Vec<_> =
-            plan.routed(aggregation).into_iter().map(|column| Arc::clone(partial.column(column))).collect();
-        let shards = encoder.shards(&keys, partial.num_rows(), shards).map_err(failed)?;
-        shards.iter().zip(sizes).for_each(|(shard, size)| lanes.processed(*shard, size));
-        let Some(sliding) = sliding else { return lanes.send(&partial, &shards).map_err(failed) };
-        let (partial, origins) = sliding.spread(aggregation, &partial).map_err(failed)?;
-        let shards: Vec<_> = origins.values().iter().map(|origin| shards[*origin as usize]).collect();
-        lanes.send(&partial, &shards).map_err(failed)
-    }
-}
-
-fn settle(settled: &mut [bool], row: usize) {
-    if let Some(settled) = settled.get_mut(row) {
-        *settled = true;
+        latest
     }
 }
 
@@ -571,6 +388,8 @@ fn metadata_column(
                 None => column,
             }
         }
-        Metadata::Offset | Metadata::Key | Metadata::Value | Metadata::Headers => record_column(metadata.name())?,
+        Metadata::Offset | Metadata::Key | Metadata::Value | Metadata::Headers | Metadata::ProcessingTime => {
+            record_column(metadata.name())?
+        }
     })
 }

@@ -10,6 +10,7 @@ use arrow::datatypes::{FieldRef, SchemaRef};
 use arrow::error::ArrowError;
 use arrow::row::Rows;
 use hashbrown::HashTable;
+use strandline_actors::compaction::{LARGEST, bytes, in_pieces};
 
 use super::routing::{KeyEncoder, hash};
 
@@ -67,6 +68,16 @@ pub(super) struct Found {
     pub(super) numbers: Vec<usize>,
     /// Their state columns.
     pub(super) states: Vec<ArrayRef>,
+}
+
+/// Some rows.
+pub(super) struct Rowset {
+    /// Their key columns.
+    pub(super) keys: Vec<ArrayRef>,
+    /// Their state columns.
+    pub(super) states: Vec<ArrayRef>,
+    /// How many they are.
+    pub(super) rows: usize,
 }
 
 impl StateTable {
@@ -181,15 +192,27 @@ impl StateTable {
         Ok((keys, states))
     }
 
-    /// All rows: their key columns and their state columns.
-    pub(super) fn all(&self) -> Result<(Vec<ArrayRef>, Vec<ArrayRef>), ArrowError> {
+    /// All rows, in as few pieces as the largest batch allows.
+    pub(super) fn all(&self) -> Result<Vec<Rowset>, ArrowError> {
+        self.all_within(LARGEST)
+    }
+
+    fn all_within(&self, largest: usize) -> Result<Vec<Rowset>, ArrowError> {
         let addresses: Vec<_> = self.index.iter().copied().collect();
-        let states = self.gather(&addresses)?;
-        let keys = addresses.iter().filter_map(|address| {
+        let key = |address: &Address| {
             let chunk = self.chunks[address.chunk as usize].as_ref()?;
             Some(chunk.keys.as_ref()?.row(address.row as usize))
-        });
-        Ok((self.encoder.decode(keys)?, states))
+        };
+        let rowset = |addresses: &[Address]| {
+            let keys: usize = addresses.iter().filter_map(key).map(|key| key.data().len()).sum();
+            if keys > largest && addresses.len() > 1 {
+                return Err(ArrowError::OffsetOverflowError(keys));
+            }
+            let states = self.gather(addresses)?;
+            let keys = self.encoder.decode(addresses.iter().filter_map(key))?;
+            Ok(Rowset { keys, states, rows: addresses.len() })
+        };
+        in_pieces(largest, &addresses, rowset, |rowset| Ok(bytes(&rowset.keys)? + bytes(&rowset.states)?))
     }
 
     /// The marks of the windows of all rows.
@@ -311,12 +334,15 @@ impl StateTable {
                 }
             }
         }
-        for part in addresses.chunks(CHUNK) {
-            let states = self.gather(part)?;
+        let parts = addresses.chunks(CHUNK).map(|part| {
+            let gathered = |part: &[Address]| Ok((part.to_vec(), self.gather(part)?));
+            in_pieces(LARGEST, part, gathered, |(_, states)| bytes(states))
+        });
+        for (part, states) in parts.collect::<Result<Vec<_>, _>>()?.into_iter().flatten() {
             let hashes: Vec<_> = part.iter().map(|address| hash_at(&self.chunks, *address)).collect();
             let mut keys = self.encoder.empty(part.len());
             if let Some(keys) = &mut keys {
-                for address in part {
+                for address in &part {
                     if let Some(Chunk { keys: Some(old), .. }) = &self.chunks[address.chunk as usize] {
                         keys.push(old.row(address.row as usize));
                     }
@@ -426,6 +452,26 @@ mod tests {
         let found = table.find(&table.encode(&keys(names), names.len()).unwrap()).unwrap();
         let values = found.states[0].as_primitive::<Int64Type>();
         found.numbers.iter().enumerate().map(|(row, number)| (names[*number].clone(), values.value(row))).collect()
+    }
+
+    #[test]
+    fn all_of_it_comes_in_pieces_where_it_is_too_large_for_one() {
+        let mut table = table();
+        let rows: Vec<_> = (0..1000).map(|number| (format!("{number:0>100}"), number)).collect();
+        rows.chunks(300).for_each(|rows| put(&mut table, rows));
+        assert_eq!(table.all().unwrap().len(), 1);
+        let pieces = table.all_within(20_000).unwrap();
+        assert!(pieces.len() >= 6, "{} pieces", pieces.len());
+        let read = |piece: &Rowset| {
+            let (keys, values) = (piece.keys[0].as_string::<i32>(), piece.states[0].as_primitive::<Int64Type>());
+            assert_eq!((keys.len(), values.len()), (piece.rows, piece.rows));
+            let read = (0..piece.rows).map(|row| (keys.value(row).to_owned(), values.value(row)));
+            read.collect::<Vec<_>>()
+        };
+        let mut all: Vec<_> = pieces.iter().flat_map(read).collect();
+        all.sort();
+        assert_eq!(all, rows);
+        assert!(self::table().all().unwrap().iter().all(|piece| piece.rows == 0));
     }
 
     /// Puts and removals of all sizes against a plain map; the dead never outgrow the living by far.

@@ -22,6 +22,7 @@ use scylla::statement::prepared::PreparedStatement;
 use scylla::value::{CqlTimestamp, CqlValue, Row};
 use serde::{Deserialize, Serialize};
 use strandline_actors::clock::{HybridClock, SystemClock};
+use strandline_actors::pause::Wishes;
 use strandline_actors::pointer::{Attempt, Base, Content, Epoch, Generation, Kept, Pointer, SegmentKey, ShardId};
 use strandline_actors::ports::{
     CrashNote, DeadLetter, Heartbeat, KafkaOffset, Moved, PipelineRow, StateStore, StoreError, Taken, WallClock,
@@ -83,6 +84,15 @@ struct Body {
 struct BodyRef<'a> {
     content: &'a Content,
     kept: &'a [Kept],
+}
+
+/// What is paused. Each write has a number of its own, so that one that arrives late finds the text changed whatever was wished
+/// meanwhile.
+#[derive(Serialize, Deserialize)]
+struct PausedRow {
+    #[serde(flatten)]
+    wishes: Wishes,
+    write: Uuid,
 }
 
 /// The row of a pipeline, read outside of a store that is open.
@@ -533,6 +543,30 @@ impl StateStore for CassandraStore {
         stream::iter(writes).buffer_unordered(IN_FLIGHT).try_collect().await
     }
 
+    async fn paused(&self) -> Result<Wishes, StoreError> {
+        Ok(self.paused_row().await?.map(|(_, row)| row.wishes).unwrap_or_default())
+    }
+
+    async fn write_paused(&self, wishes: &Wishes) -> Result<(), StoreError> {
+        let what = "storing what is paused";
+        let row = PausedRow { wishes: wishes.clone(), write: Uuid::new_v4() };
+        let text = serde_json::to_string(&row).map_err(|error| StoreError::Fatal(format!("{what}: {error}")))?;
+        // Whoever is told last wins, also against a write of somebody else that arrives meanwhile.
+        loop {
+            let applied = match self.paused_row().await? {
+                None => self.conditional(what, &self.statements.insert_paused, (&self.pipeline, &text)).await?,
+                Some((_, known)) if known.wishes == *wishes => true,
+                Some((known, _)) => {
+                    let values = (&text, &self.pipeline, known);
+                    self.conditional(what, &self.statements.change_paused, values).await?
+                }
+            };
+            if applied {
+                return Ok(());
+            }
+        }
+    }
+
     async fn crash_note(&self, key: &PartitionKey) -> Result<Option<CrashNote>, StoreError> {
         Ok(self.dated_note(key).await?.0)
     }
@@ -572,6 +606,17 @@ impl StateStore for CassandraStore {
 }
 
 impl CassandraStore {
+    /// What is paused, with the text that says so.
+    async fn paused_row(&self) -> Result<Option<(String, PausedRow)>, StoreError> {
+        let what = "reading what is paused";
+        let answer = self.plain(what, &self.statements.read_paused, (&self.pipeline,)).await?;
+        let row = rows(what, answer)?.maybe_first_row::<(String,)>().map_err(|error| unreadable(what, &error))?;
+        let Some((text,)) = row else { return Ok(None) };
+        let row = serde_json::from_str(&text);
+        let row = row.map_err(|error| StoreError::Corrupt(format!("what is paused cannot be read: {error}")))?;
+        Ok(Some((text, row)))
+    }
+
     /// The crash note of a partition, and when it was written.
     async fn dated_note(&self, key: &PartitionKey) -> Result<(Option<CrashNote>, Option<i64>), StoreError> {
         let what = "reading a crash note";

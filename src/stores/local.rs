@@ -12,6 +12,7 @@ use async_trait::async_trait;
 use redb::{ReadableDatabase, ReadableTable, TableDefinition};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use strandline_actors::pause::Wishes;
 use strandline_actors::pointer::{Attempt, Base, Epoch, Generation, Pointer, SegmentKey, ShardId};
 use strandline_actors::ports::{
     CrashNote, DeadLetter, Heartbeat, KafkaOffset, Moved, PipelineRow, StateStore, StoreError, Taken,
@@ -435,6 +436,25 @@ impl StateStore for LocalStore {
                     table.insert(key, (timestamp, rest.as_slice()))?;
                 }
             }
+            Ok(())
+        })
+        .await
+    }
+
+    async fn paused(&self) -> Result<Wishes, StoreError> {
+        self.read(|transaction| {
+            let table = transaction.open_table(PIPELINE)?;
+            let text = table.get("paused")?.map(|text| text.value().to_owned());
+            text.map_or_else(|| Ok(Wishes::default()), |text| parse("what is paused", text.as_bytes()))
+        })
+        .await
+    }
+
+    async fn write_paused(&self, wishes: &Wishes) -> Result<(), StoreError> {
+        let text = serde_json::to_string(wishes)
+            .map_err(|error| StoreError::Fatal(format!("what is paused cannot be written as JSON: {error}")))?;
+        self.write(move |transaction| {
+            transaction.open_table(PIPELINE)?.insert("paused", text.as_str())?;
             Ok(())
         })
         .await

@@ -16,10 +16,8 @@ use tokio::sync::{mpsc, watch};
 use tokio::time::{Instant, timeout, timeout_at};
 
 use super::past;
+use super::reminders::Reminders;
 use super::variables::Limits;
-
-/// The first pause between two lines of the log about a collector that takes nothing, and the longest.
-const REMINDERS: (Duration, Duration) = (Duration::from_secs(10), Duration::from_secs(600));
 
 /// What became of spans.
 #[derive(Clone, Debug, Default)]
@@ -96,7 +94,9 @@ impl BoundedProcessor {
             };
             drop(guard);
             let _ = made.send(Ok(()));
-            runtime.block_on(Sending { exporter, limits, counters: counted, waiting, ending, failing: None }.run());
+            runtime.block_on(
+                Sending { exporter, limits, counters: counted, waiting, ending, reminders: Reminders::default() }.run(),
+            );
             let _ = over.send(());
             // What hangs in the connection must not hold this thread.
             runtime.shutdown_background();
@@ -150,8 +150,7 @@ struct Sending<E> {
     counters: Counters,
     waiting: mpsc::Receiver<Message>,
     ending: watch::Receiver<Option<Instant>>,
-    /// While nothing is taken: when that is said again, and the pause until then.
-    failing: Option<(Instant, Duration)>,
+    reminders: Reminders,
 }
 
 impl<E: SpanExporter> Sending<E> {
@@ -212,29 +211,21 @@ impl<E: SpanExporter> Sending<E> {
         match exported.unwrap_or(Err(OTelSdkError::Timeout(patience))) {
             Ok(()) => {
                 self.counters.add_sent(batch.len());
-                if self.failing.take().is_some() {
+                if self.reminders.over() {
                     tracing::info!("traces are taken again; {} spans were dropped so far", self.counters.dropped());
                 }
             }
             Err(error) => {
                 self.counters.add_dropped(batch.len());
-                self.complain(&error);
+                if self.reminders.due(Instant::now()) {
+                    let dropped = self.counters.dropped();
+                    tracing::warn!(
+                        "traces cannot be sent: {error}; {dropped} spans were dropped so far, the work goes on"
+                    );
+                }
             }
         }
         batch.clear();
-    }
-
-    /// Says that nothing is taken, at once and then less and less often.
-    fn complain(&mut self, error: &OTelSdkError) {
-        let now = Instant::now();
-        let pause = match self.failing {
-            None => REMINDERS.0,
-            Some((next, pause)) if now >= next => (pause * 2).min(REMINDERS.1),
-            Some(_) => return,
-        };
-        self.failing = Some((now + pause, pause));
-        let dropped = self.counters.dropped();
-        tracing::warn!("traces cannot be sent: {error}; {dropped} spans were dropped so far, the work goes on");
     }
 
     /// Sends the rest until the deadline and counts what is left then.

@@ -1,7 +1,9 @@
-//! Where traces go and how, from the standard variables of OpenTelemetry.
+//! Where traces and metrics go and how, from the standard variables of OpenTelemetry.
 //!
 //! What cannot be used is an error that says what is allowed, before anything is started: a variable that is passed over in
 //! silence looks like a collector that is broken. The names of headers and their values are never shown.
+
+mod metrics;
 
 use std::ffi::OsString;
 use std::time::Duration;
@@ -9,6 +11,8 @@ use std::time::Duration;
 use axum::http::{HeaderName, Uri};
 
 use super::TelemetryError;
+
+pub use metrics::Receiver;
 
 const ENDPOINTS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT"];
 const PROTOCOLS: [&str; 2] = ["OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL"];
@@ -71,12 +75,7 @@ impl Collector {
             return Ok(None);
         }
         let exporter = given.choice("OTEL_TRACES_EXPORTER", &["otlp", "none"])?;
-        let (protocol, default) = match given.first(PROTOCOLS)? {
-            None => (Protocol::Grpc, "http://localhost:4317"),
-            Some((_, protocol)) if protocol == "grpc" => (Protocol::Grpc, "http://localhost:4317"),
-            Some((_, protocol)) if protocol == "http/protobuf" => (Protocol::Http, "http://localhost:4318"),
-            Some((name, protocol)) => return Err(wrong(name, &protocol, "allowed is grpc or http/protobuf")),
-        };
+        let (protocol, default) = given.protocol(PROTOCOLS)?;
         let (variable, endpoint) = match (exporter, given.first(ENDPOINTS)?) {
             (Some("none"), _) | (None, None) => return Ok(None),
             (_, Some(endpoint)) => endpoint,
@@ -89,8 +88,7 @@ impl Collector {
         let timeout = given.number(TIMEOUTS)?.map_or(Duration::from_secs(10), Duration::from_millis);
         let limits = given.limits()?;
         given.passed_on()?;
-        let attributes = given.text("OTEL_RESOURCE_ATTRIBUTES")?.unwrap_or_default();
-        let named = given.text("OTEL_SERVICE_NAME")?.is_some() || attributes.contains("service.name=");
+        let named = given.named()?;
         Ok(Some(Self { variable, endpoint, protocol, timeout, limits, named }))
     }
 }
@@ -115,6 +113,34 @@ fn checked(variable: &'static str, endpoint: String) -> Result<String, Telemetry
         }
         _ => error(&endpoint, "it must begin with http://, like `http://localhost:4317`"),
     }
+}
+
+/// Headers, as a variable gives them. Their values are never shown.
+fn headers(variable: &'static str, text: &str) -> Result<Vec<(String, String)>, TelemetryError> {
+    let header = |header: &str| {
+        let (name, value) = header.split_once('=')?;
+        let name = name.trim();
+        name.parse::<HeaderName>().ok()?;
+        Some((name.to_owned(), unescaped(value.trim())?))
+    };
+    let all: Option<Vec<_>> = text.split_terminator(',').map(header).collect();
+    all.ok_or_else(|| wrong(variable, "...", "allowed is name=value,name=value, the values encoded as in a URL"))
+}
+
+/// A text that is encoded as in a URL.
+fn unescaped(text: &str) -> Option<String> {
+    let (mut bytes, mut rest) = (Vec::new(), text.as_bytes());
+    while let Some((byte, after)) = rest.split_first() {
+        rest = after;
+        if *byte != b'%' {
+            bytes.push(*byte);
+            continue;
+        }
+        let (code, after) = rest.split_at_checked(2)?;
+        bytes.push(u8::from_str_radix(std::str::from_utf8(code).ok()?, 16).ok()?);
+        rest = after;
+    }
+    String::from_utf8(bytes).ok()
 }
 
 fn wrong(variable: &'static str, value: &str, allowed: &str) -> TelemetryError {
@@ -143,6 +169,31 @@ impl<F: Fn(&str) -> Option<OsString>> Given<F> {
             }
         }
         Ok(None)
+    }
+
+    /// How something is sent, and where to by default.
+    fn protocol(&self, names: [&'static str; 2]) -> Result<(Protocol, &'static str), TelemetryError> {
+        match self.first(names)? {
+            None => Ok((Protocol::Grpc, "http://localhost:4317")),
+            Some((_, protocol)) if protocol == "grpc" => Ok((Protocol::Grpc, "http://localhost:4317")),
+            Some((_, protocol)) if protocol == "http/protobuf" => Ok((Protocol::Http, "http://localhost:4318")),
+            Some((name, protocol)) => Err(wrong(name, &protocol, "allowed is grpc or http/protobuf")),
+        }
+    }
+
+    /// Whether the service has a name of its own.
+    fn named(&self) -> Result<bool, TelemetryError> {
+        let attributes = self.attributes()?;
+        Ok(self.text("OTEL_SERVICE_NAME")?.is_some() || attributes.contains("service.name="))
+    }
+
+    fn attributes(&self) -> Result<String, TelemetryError> {
+        let attributes = self.text("OTEL_RESOURCE_ATTRIBUTES")?.unwrap_or_default();
+        let good = |attribute: &str| attribute.split_once('=').is_some_and(|(name, _)| !name.trim().is_empty());
+        match attributes.split_terminator(',').all(good) {
+            true => Ok(attributes),
+            false => Err(wrong("OTEL_RESOURCE_ATTRIBUTES", &attributes, "allowed is name=value,name=value")),
+        }
     }
 
     fn choice(&self, name: &'static str, allowed: &[&'static str]) -> Result<Option<&'static str>, TelemetryError> {
@@ -182,13 +233,7 @@ impl<F: Fn(&str) -> Option<OsString>> Given<F> {
     /// What OpenTelemetry's libraries read by themselves, and pass over when it is wrong.
     fn passed_on(&self) -> Result<(), TelemetryError> {
         for name in HEADERS {
-            let headers = self.text(name)?.unwrap_or_default();
-            let good = |header: &str| {
-                header.split_once('=').is_some_and(|(name, _)| name.trim().parse::<HeaderName>().is_ok())
-            };
-            if !headers.split_terminator(',').all(good) {
-                return Err(wrong(name, "...", "allowed is name=value,name=value, the values encoded as in a URL"));
-            }
+            headers(name, &self.text(name)?.unwrap_or_default())?;
         }
         for name in COMPRESSIONS {
             self.choice(name, &["none"])?;
@@ -196,13 +241,7 @@ impl<F: Fn(&str) -> Option<OsString>> Given<F> {
         for name in LIMITS {
             self.number([name])?;
         }
-        let attributes = self.text("OTEL_RESOURCE_ATTRIBUTES")?.unwrap_or_default();
-        if !attributes
-            .split_terminator(',')
-            .all(|attribute| attribute.split_once('=').is_some_and(|(name, _)| !name.trim().is_empty()))
-        {
-            return Err(wrong("OTEL_RESOURCE_ATTRIBUTES", &attributes, "allowed is name=value,name=value"));
-        }
+        self.attributes()?;
         self.sampler()
     }
 
@@ -314,7 +353,10 @@ mod tests {
             assert!(error.contains(said), "{name}={value}: {error}");
         }
         for (given, said) in [
-            ("not an address", "traces cannot be sent to `not an address`, which OTEL_EXPORTER_OTLP_ENDPOINT names: "),
+            (
+                "not an address",
+                "traces or metrics cannot be sent to `not an address`, which OTEL_EXPORTER_OTLP_ENDPOINT names: ",
+            ),
             ("localhost:4317", "it must begin with http://"),
             ("https://localhost:4317", "TLS is not spoken; send to a collector or an agent on this machine"),
         ] {

@@ -180,8 +180,8 @@ async fn a_crash_note_from_a_clock_that_ran_ahead_is_replaced() {
     let settings = settings();
     let (session, store) = open(&settings, &pipeline).await;
     let key = PartitionKey { topic_id: Uuid::new_v4(), partition: 0 };
-    let ahead = CrashNote { position: Offset(1), generation: Generation(1), deaths: 9, suspect: None };
-    let mine = CrashNote { position: Offset(2), generation: Generation(1), deaths: 1, suspect: None };
+    let ahead = CrashNote { position: Offset(1), generation: Generation(1), deaths: 9, suspect: None, trying: None };
+    let mine = CrashNote { position: Offset(2), generation: Generation(1), deaths: 1, suspect: None, trying: None };
     store.write_crash_note(&key, Some(&ahead)).await.unwrap();
     // The same note, an hour from now.
     let later = format!(

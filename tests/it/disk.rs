@@ -9,7 +9,8 @@ use std::process::Command;
 use strandline_actors::ports::KafkaOffset;
 use strandline_actors::position::Offset;
 
-use crate::shop::{PARTITIONS, Shop, table};
+use crate::balance;
+use crate::shop::{PARTITIONS, Shop, counted, table};
 use crate::stand::{PATIENCE, Service, Stand, until};
 use crate::store_places::{LocalPlace, Place};
 
@@ -65,6 +66,10 @@ async fn finish(stand: &Stand, place: &LocalPlace, shop: Shop, service: Service)
         offset: Offset(offset),
     };
     assert_eq!(place.kafka_offsets(&stand.pipeline).await, (0..).zip(ends).map(line).collect::<Vec<_>>());
+    let local = [("STORE__KIND", "local".to_owned()), ("STORE__PATH", place.0.display().to_string())];
+    let local = local.into_iter().map(|(name, value)| (format!("STRANDLINE_{name}"), value));
+    let stored = balance::stored(stand.environment("").into_iter().chain(local)).await;
+    counted(&stored, &truth, &ends).await;
 }
 
 #[tokio::test(flavor = "multi_thread")]

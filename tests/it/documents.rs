@@ -21,14 +21,39 @@ fn named(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2).filter(name)
 }
 
+/// Whoever is woken by an alert finds it in the document.
+#[test]
+fn every_alert_is_explained() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let rules = std::fs::read_to_string(root.join("deploy/prometheus/strandline.rules.yml")).unwrap();
+    let document = std::fs::read_to_string(root.join("docs/operations.md")).unwrap();
+    let alerts: Vec<&str> = rules.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect();
+    assert!(alerts.len() > 10, "{alerts:?}");
+    for alert in &alerts {
+        assert!(document.contains(&format!("`{alert}`")), "docs/operations.md does not explain {alert}");
+    }
+    for line in document.lines().filter(|line| line.starts_with("| `Strandline")) {
+        let named = line.split('`').skip(1).step_by(2).filter(|name| name.starts_with("Strandline"));
+        named.for_each(|name| assert!(alerts.contains(&name), "there is no alert {name}"));
+    }
+}
+
 #[test]
 fn every_case_has_its_tests() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let mut code = String::new();
     ["src", "tests", "actors"].iter().for_each(|folder| sources(&root.join(folder), &mut code));
     let document = std::fs::read_to_string(root.join("docs/correctness.md")).unwrap();
-    for test in named(&document) {
-        assert!(code.contains(&format!("fn {test}(")), "docs/correctness.md names {test}, which does not exist");
+    let beside_spark = std::fs::read_to_string(root.join("docs/windows-and-spark.md")).unwrap();
+    for test in named(&document).chain(named(&beside_spark)) {
+        // A line of a macro can be a test too.
+        let exists = code.contains(&format!("fn {test}(")) || code.contains(&format!("\n    {test}: \""));
+        assert!(exists, "docs/ name {test}, which does not exist");
+    }
+    let lines = beside_spark.lines().filter(|line| line.starts_with("| ") && !line.starts_with("| what |"));
+    for line in lines.filter(|line| !line.starts_with("| example |")) {
+        let last = line.trim_end_matches(" |").rsplit(" | ").next().unwrap();
+        assert!(named(last).next().is_some(), "no test for {line}");
     }
     let rows: Vec<Vec<&str>> = document
         .lines()

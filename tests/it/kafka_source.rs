@@ -58,12 +58,13 @@ struct Reading {
     position: i64,
     records: Vec<(i64, String)>,
     end: Option<i64>,
+    open_transaction: bool,
 }
 
 impl Reading {
     async fn open(source: &KafkaSource, partition: &SourcePartition, from: i64) -> Self {
         let reader = source.open(partition, Offset(from)).await.unwrap();
-        Self { reader, position: from, records: Vec::new(), end: None }
+        Self { reader, position: from, records: Vec::new(), end: None, open_transaction: false }
     }
 
     fn take(&mut self, batch: SourceBatch, limit: BatchLimit) {
@@ -80,6 +81,7 @@ impl Reading {
         }
         assert!(batch.end.is_none_or(|end| end >= batch.range.until));
         self.end = batch.end.map(|end| end.0);
+        self.open_transaction = batch.open_transaction;
         self.position = batch.range.until.0;
     }
 

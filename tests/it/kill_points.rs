@@ -22,8 +22,8 @@ fn times(point: Point) -> &'static [u32] {
         Point::AfterOffsets => &[1, 3],
         Point::Compaction => &[1, 3],
         Point::Restore => &[1, 2],
-        // Of commands: see `operations`.
-        Point::Rewound | Point::Replayed => &[],
+        // Of commands: see `operations`; of several sinks: see `queries::inserts`.
+        Point::Rewound | Point::Replayed | Point::PartDelivered => &[],
     }
 }
 

@@ -13,7 +13,7 @@ use crate::stand::{PATIENCE, Service, Stand, until};
 async fn lives_and_dies(stand: &Stand) {
     let before = committed(stand).await;
     let service = stand.start(&sql(stand));
-    until("something is committed", PATIENCE, async || committed(stand).await > before).await;
+    stand.until_more_is_committed(before, "something is committed").await;
     service.kill();
 }
 

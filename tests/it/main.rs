@@ -2,10 +2,13 @@
 
 #![allow(clippy::unwrap_used)]
 
+mod balance;
+mod browser;
 mod cassandra_connection;
 mod cassandra_sink;
 mod cassandra_store;
 mod cassandra_tls;
+mod chaos;
 mod cli;
 mod clock;
 mod damage;
@@ -24,7 +27,10 @@ mod memory;
 mod operations;
 mod outages;
 mod own_server;
+mod page;
+mod prometheus;
 mod proxy;
+mod pushed_metrics;
 mod queries;
 mod shop;
 mod stand;

@@ -11,6 +11,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::Value;
 
+use crate::balance;
 use crate::stand::{PATIENCE, Service, Stand, until};
 use crate::store_places::LocalPlace;
 
@@ -176,6 +177,8 @@ impl Counting {
             })
             .await;
         service.stop().await;
+        let more = self.more.iter().map(|(name, value)| (format!("STRANDLINE_{name}"), value.clone()));
+        balance::holds(&balance::stored(self.stand.environment("").into_iter().chain(more)).await).await;
     }
 }
 

@@ -26,6 +26,19 @@ async fn until_more_is_committed(stand: &Stand, what: &str) {
     until(what, PATIENCE, async || committed(stand).await > before).await;
 }
 
+/// What it shows of its connectors.
+fn connectors(service: &Service) -> Value {
+    service.get("/api/connectors").map_or(Value::Null, |(_, body)| serde_json::from_str(&body).unwrap())
+}
+
+/// Waits until a connector is in a state. Answers what is shown of it.
+async fn until_state(service: &Service, of: &str, state: &str) -> Value {
+    let what = format!("{of} is {state}");
+    let pointer = |shown: &Value| shown.pointer(of).cloned().unwrap_or_default();
+    until(&what, PATIENCE, async || pointer(&connectors(service))["state"] == state).await;
+    pointer(&connectors(service))
+}
+
 /// Requests to the store or the sink that were repeated.
 fn retries(status: &Value) -> u64 {
     status["board"]["committer"]["retries"].as_u64().unwrap_or_default()
@@ -51,12 +64,22 @@ async fn finish(stand: &Stand, shop: Shop, service: Service) {
 async fn kafka_may_be_killed_frozen_and_away_at_the_start() {
     let kafka = OwnServer::start("kafka").await;
     let stand = Stand::at(&kafka.address(), PARTITIONS).await;
-    let shop = Shop::open(&stand.topic, 20_000, 2_000);
+    let shop = Shop::open_at_least_once(&stand.topic, 20_000, 2_000);
     let service = stand.start(&sql(&stand));
     until_more_is_committed(&stand, "something is committed").await;
 
+    let source = until_state(&service, "/sources/0", "running").await;
+    assert_eq!((&source["table"], &source["location"]), (&"orders".into(), &stand.topic.name.as_str().into()));
+    assert_eq!((&source["servers"], &source["partitions"]["running"]), (&kafka.address().into(), &PARTITIONS.into()));
     kafka.does("kill").await;
+    let dead = until_state(&service, "/sources/0", "failing").await;
+    assert!(dead["retries"].as_u64() > source["retries"].as_u64(), "{dead}");
+    assert!(dead["last_error"]["at"].as_u64() > Some(0), "{dead}");
+    assert!(dead["last_error"]["what"].as_str().unwrap().contains("onnect"), "{dead}");
+    assert_eq!(connectors(&service)["sinks"][0]["state"], "running");
     kafka.does("start").await;
+    let back = until_state(&service, "/sources/0", "running").await;
+    assert_ne!(back["last_error"], Value::Null, "what happened stays");
     until_more_is_committed(&stand, "it goes on after Kafka was killed").await;
 
     kafka.does("pause").await;
@@ -91,9 +114,16 @@ async fn cassandra_may_be_killed_and_frozen() {
         cassandra.does(harm).await;
         let away = Instant::now();
         service.until("it notices", |status| retries(status) > before).await;
+        let store = until_state(&service, "/store", "failing").await;
+        assert!(store["last_error"]["what"].as_str().unwrap().contains("Cassandra"), "{store}");
+        assert_eq!(connectors(&service)["sources"][0]["state"], "running");
         stays_away(away, &shop).await;
         cassandra.does(mend).await;
         until_more_is_committed(&stand, &format!("it goes on after {harm}")).await;
+        let store = until_state(&service, "/store", "running").await;
+        assert!(store["retries"].as_u64() > Some(0), "{store}");
+        let sink = until_state(&service, "/sinks/0", "running").await;
+        assert!(sink["deliveries"].as_u64() > Some(0), "{sink}");
     }
     for actor in ["supervisor", "committer", "aggregation"] {
         assert_eq!(restarts(&service, actor), 0, "{actor}: {}", service.said());

@@ -5,12 +5,15 @@ mod aggregates;
 mod bad_records;
 mod changes;
 mod hostile;
+mod inserts;
 mod kept;
 mod nested;
+mod nexmark;
 mod positions;
 mod projection;
 mod rows;
 mod rules;
+mod union;
 mod windows;
 
 use std::collections::BTreeMap;
@@ -82,7 +85,7 @@ impl Case {
     }
 
     fn sink(&self, stand: &Stand) -> SinkTable {
-        strandline::sql::plan(&self.sql(stand)).unwrap_or_else(|error| panic!("{error}")).sink
+        strandline::sql::plan(&self.sql(stand)).unwrap_or_else(|error| panic!("{error}")).inserts.remove(0).sink
     }
 
     /// Waits until everything is committed, and compares the table with what the batch engine says.

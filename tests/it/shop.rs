@@ -6,8 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::producer::{DefaultProducerContext, Producer, ThreadedProducer};
+use rdkafka::{ClientConfig, Message, Offset, TopicPartitionList};
+use strandline::stores::existing::Existing;
+use strandline_actors::position::Counts;
 
+use crate::balance;
 use crate::stand::{PATIENCE, Stand, until};
 use crate::test_topic::{Sent, TestTopic, producer, send};
 
@@ -29,6 +34,9 @@ enum Manner {
     Compacted,
     /// In transactions, of which one in three is aborted.
     Transactions,
+    /// One by one, each at least once: what is in the topic is counted at the end. (While brokers stand still, an idempotent
+    /// producer of librdkafka takes a whole core.)
+    AtLeastOnce,
 }
 
 /// How many orders a transaction has.
@@ -41,6 +49,8 @@ pub(crate) struct Shop {
     resting: Arc<AtomicBool>,
     produced: Arc<AtomicU64>,
     books: Arc<Mutex<(Truth, Ends)>>,
+    /// The servers and the topic whose records are counted at the end.
+    recount: Option<(String, String)>,
     thread: std::thread::JoinHandle<()>,
 }
 
@@ -64,6 +74,11 @@ impl Shop {
         Self::open_in(Manner::Transactions, topic, backlog, rate)
     }
 
+    /// Opens with a producer that may repeat itself.
+    pub(crate) fn open_at_least_once(topic: &TestTopic, backlog: u64, rate: u64) -> Self {
+        Self::open_in(Manner::AtLeastOnce, topic, backlog, rate)
+    }
+
     fn open_in(manner: Manner, topic: &TestTopic, backlog: u64, rate: u64) -> Self {
         let (wish, resting) = (Arc::<AtomicU8>::default(), Arc::<AtomicBool>::default());
         let (produced, books) = (Arc::<AtomicU64>::default(), Arc::<Mutex<(Truth, Ends)>>::default());
@@ -76,7 +91,8 @@ impl Shop {
                     ("bootstrap.servers", servers.as_str()),
                     ("compression.type", "lz4"),
                     // Whatever happens to Kafka, each order arrives once, or the count would not be the truth.
-                    ("enable.idempotence", "true"),
+                    ("enable.idempotence", if manner == Manner::AtLeastOnce { "false" } else { "true" }),
+                    ("acks", "all"),
                 ];
                 if manner == Manner::Transactions {
                     settings.push(("transactional.id", topic.as_str()));
@@ -141,7 +157,8 @@ impl Shop {
                 }
             }
         });
-        Self { wish, resting, produced, books, thread }
+        let recount = (manner == Manner::AtLeastOnce).then(|| (topic.servers.clone(), topic.name.clone()));
+        Self { wish, resting, produced, books, recount, thread }
     }
 
     /// How many records there are so far.
@@ -166,8 +183,36 @@ impl Shop {
     pub(crate) fn close(self) -> (Truth, Ends) {
         self.wish.store(CLOSE, Ordering::SeqCst);
         self.thread.join().unwrap();
-        self.books.lock().unwrap().clone()
+        match self.recount {
+            Some((servers, topic)) => recount(&servers, &topic),
+            None => self.books.lock().unwrap().clone(),
+        }
     }
+}
+
+/// What the records of a topic add up to, and where each partition ends.
+fn recount(servers: &str, topic: &str) -> (Truth, Ends) {
+    let settings = [("bootstrap.servers", servers), ("group.id", topic), ("enable.auto.commit", "false")];
+    let config: ClientConfig = settings.into_iter().map(|(name, value)| (name.to_owned(), value.to_owned())).collect();
+    let consumer: BaseConsumer = config.create().unwrap();
+    let mut books = (Truth::new(), Ends::default());
+    for partition in 0..PARTITIONS {
+        let (begin, end) = consumer.fetch_watermarks(topic, partition, PATIENCE).unwrap();
+        assert_eq!(begin, 0);
+        let mut list = TopicPartitionList::new();
+        list.add_partition_offset(topic, partition, Offset::Beginning).unwrap();
+        consumer.assign(&list).unwrap();
+        for offset in 0..end {
+            let record = consumer.poll(PATIENCE).expect("a record").unwrap();
+            assert_eq!((record.partition(), record.offset()), (partition, offset));
+            let order: serde_json::Value = serde_json::from_slice(record.payload().unwrap()).unwrap();
+            let item = order["item"].as_str().unwrap().trim_start_matches("item-").parse().unwrap();
+            let order = Order { partition: partition as usize, item, qty: order["qty"].as_i64().unwrap() };
+            order.enter(&mut books);
+        }
+        assert_eq!(books.1[partition as usize], end);
+    }
+    books
 }
 
 /// What is known of an order that was sent.
@@ -237,6 +282,11 @@ pub(crate) async fn committed(stand: &Stand) -> i64 {
     stand.offsets().await.values().sum()
 }
 
+/// Waits until more records are committed than now.
+pub(crate) async fn until_more_is_committed(stand: &Stand, what: &str) {
+    stand.until_more_is_committed(committed(stand).await, what).await;
+}
+
 /// What the table says, by item.
 pub(crate) async fn table(stand: &Stand) -> Truth {
     let read = format!("SELECT item, n, total FROM {}.{}", stand.keyspace, stand.table);
@@ -256,4 +306,18 @@ pub(crate) async fn table(stand: &Stand) -> Truth {
 pub(crate) async fn settle(stand: &Stand, truth: &Truth, ends: &Ends) {
     stand.until_committed(&(0..).zip(ends.iter().copied()).collect()).await;
     assert_eq!(&table(stand).await, truth);
+    counted(stand.stored().await, truth, ends).await;
+}
+
+/// Whether each offset of the orders was counted once, in the counter where it belongs.
+pub(crate) async fn counted(existing: &Existing, truth: &Truth, ends: &Ends) {
+    let balances = balance::of(existing).await;
+    let moved: Vec<(i64, bool)> = balances.values().map(|balance| (balance.position.0, balance.is_exact())).collect();
+    assert_eq!(moved, ends.map(|end| (end, true)), "{balances:?}");
+    let total = |count: fn(&Counts) -> u64| -> u64 { balances.values().map(|balance| count(&balance.counts)).sum() };
+    let valid: i64 = truth.values().map(|sum| sum.0).sum();
+    assert_eq!(i64::try_from(total(|counts| counts.processed)), Ok(valid), "{balances:?}");
+    // All else was nothing, or deleted, or never a record.
+    let others = total(|counts| counts.filtered + counts.tombstones + counts.gaps);
+    assert_eq!(i64::try_from(others), Ok(ends.iter().sum::<i64>() - valid), "{balances:?}");
 }

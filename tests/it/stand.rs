@@ -12,8 +12,10 @@ use std::time::{Duration, Instant};
 use scylla::client::session::Session;
 use scylla::client::session_builder::SessionBuilder;
 use serde_json::Value;
+use strandline::stores::existing::Existing;
 use tokio::sync::OnceCell;
 
+use crate::balance;
 use crate::test_topic::{TestTopic, servers};
 
 /// How long anything here may take, on a slow machine.
@@ -39,6 +41,7 @@ pub(crate) struct Stand {
     pub(crate) table: String,
     pub(crate) session: Session,
     pub(crate) node: String,
+    stored: OnceCell<Existing>,
 }
 
 impl Stand {
@@ -81,7 +84,20 @@ impl Stand {
     ) -> Self {
         let topic = TestTopic::create_at(kafka, "orders", partitions, config).await;
         let own = uuid::Uuid::new_v4().simple();
-        Self { topic, pipeline: format!("tested-{own}"), keyspace, table: format!("result_{own}"), session, node }
+        Self {
+            topic,
+            pipeline: format!("tested-{own}"),
+            keyspace,
+            table: format!("result_{own}"),
+            session,
+            node,
+            stored: OnceCell::new(),
+        }
+    }
+
+    /// What is stored of the pipeline, once it has been started.
+    pub(crate) async fn stored(&self) -> &Existing {
+        self.stored.get_or_init(|| balance::stored(self.environment("SELECT 1"))).await
     }
 
     /// The settings of a service that runs these statements.
@@ -152,9 +168,14 @@ impl Stand {
 
     /// What `kafka_offsets` says, as anyone would read it.
     pub(crate) async fn offsets(&self) -> BTreeMap<i32, i64> {
+        self.offsets_of(&self.topic).await
+    }
+
+    /// The same of another topic that the pipeline reads.
+    pub(crate) async fn offsets_of(&self, topic: &TestTopic) -> BTreeMap<i32, i64> {
         let read = format!(
             "SELECT partition, offset FROM {}.kafka_offsets WHERE pipeline = '{}' AND topic = '{}'",
-            self.keyspace, self.pipeline, self.topic.name
+            self.keyspace, self.pipeline, topic.name
         );
         // The table is made by the service's first start.
         let Ok(rows) = self.session.query_unpaged(read, ()).await else { return BTreeMap::new() };
@@ -162,13 +183,23 @@ impl Stand {
         rows.rows::<(i32, i64)>().unwrap().map(|row| row.unwrap()).collect()
     }
 
-    /// Waits until `kafka_offsets` has come to these offsets.
+    /// Waits until more records are committed than so many.
+    pub(crate) async fn until_more_is_committed(&self, before: i64, what: &str) {
+        until(what, PATIENCE, async || self.offsets().await.values().sum::<i64>() > before).await;
+    }
+
+    /// Waits until `kafka_offsets` has come to these offsets. Then the counters have, too.
     pub(crate) async fn until_committed(&self, ends: &BTreeMap<i32, i64>) {
+        self.until_committed_of(&self.topic, ends).await;
+    }
+
+    /// The same of another topic that the pipeline reads.
+    pub(crate) async fn until_committed_of(&self, topic: &TestTopic, ends: &BTreeMap<i32, i64>) {
         let begun = Instant::now();
         loop {
-            let found = self.offsets().await;
+            let found = self.offsets_of(topic).await;
             if found == *ends {
-                return;
+                return balance::holds(self.stored().await).await;
             }
             assert!(begun.elapsed() < PATIENCE, "{ends:?} should be committed, but kafka_offsets stays at {found:?}");
             tokio::time::sleep(Duration::from_millis(20)).await;
@@ -225,6 +256,15 @@ impl Service {
     pub(crate) fn ask(&self, method: &str, path: &str) -> Option<(u16, String)> {
         let said = self.said();
         let address = said.split("status page at http://").nth(1)?.split(['\n', '"']).next()?.trim_end();
+        Self::ask_at(address, method, path)
+    }
+
+    /// What a path of the status page at an address answers.
+    pub(crate) fn get_at(address: &str, path: &str) -> Option<(u16, String)> {
+        Self::ask_at(address, "GET", path)
+    }
+
+    fn ask_at(address: &str, method: &str, path: &str) -> Option<(u16, String)> {
         let mut stream = TcpStream::connect(address).ok()?;
         write!(stream, "{method} {path} HTTP/1.1\r\nHost: {address}\r\nConnection: close\r\n\r\n").ok()?;
         let mut answer = String::new();

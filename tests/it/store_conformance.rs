@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use futures::future::join_all;
+use strandline_actors::pause::Wishes;
 use strandline_actors::pointer::{
     Attempt, Base, Content, Epoch, Generation, Kept, Outbox, Pointer, SegmentKey, SegmentKind, SegmentRef, ShardId,
 };
@@ -60,6 +61,7 @@ conformance!(
     many_kafka_offsets_at_once,
     dead_letters_are_kept_once,
     crash_notes_come_and_go,
+    what_is_paused_is_kept,
     the_heartbeat_of_the_latest_owner_is_seen,
     beats_are_seen_in_quick_succession,
     pipelines_do_not_touch_each_other,
@@ -301,15 +303,16 @@ fn full_pointer(partitions: i32) -> Pointer {
             .map(|number| {
                 let counts = Counts { processed: u64::MAX, filtered: number as u64, gaps: 3, ..Counts::default() };
                 let watermark = (number % 2 == 0).then_some(i64::MIN + i64::from(number));
-                (
-                    partition("orders", number).key,
-                    Position { next: Offset(i64::MAX), watermark, idle: number % 3 == 0, counts },
-                )
+                let raised = (number % 3 == 0).then_some(i64::MAX - i64::from(number));
+                let (next, idle) = (Offset(i64::MAX), number % 3 == 0);
+                let counted_from = (number % 5 == 0).then_some(Offset(-7));
+                (partition("orders", number).key, Position { next, watermark, idle, raised, counts, counted_from })
             })
             .collect(),
     );
+    let until = Some(i64::MIN);
     let reference =
-        |kind| SegmentRef { key: segment(9, i64::MAX, u32::MAX), kind, rows: 1, bytes: 2, checksum: u64::MAX };
+        |kind| SegmentRef { key: segment(9, i64::MAX, u32::MAX), kind, rows: 1, bytes: 2, checksum: u64::MAX, until };
     let state: Vec<SegmentRef> = (0..30).map(|table| reference(SegmentKind::State { table })).collect();
     Pointer {
         shard: 9,
@@ -319,6 +322,7 @@ fn full_pointer(partitions: i32) -> Pointer {
         timestamp: i64::MAX,
         content: Content {
             vector: vector.clone(),
+            closed: Some(i64::MAX),
             state: state.clone(),
             outbox: Outbox {
                 epoch: Epoch(4),
@@ -335,7 +339,7 @@ fn full_pointer(partitions: i32) -> Pointer {
             swept: Epoch(1),
             rewind: None,
         },
-        kept: vec![Kept { epoch: Epoch(2), vector, state }],
+        kept: vec![Kept { epoch: Epoch(2), vector, closed: Some(i64::MIN), state }],
     }
 }
 
@@ -506,12 +510,13 @@ async fn crash_notes_come_and_go(place: &dyn Place) {
     let pipeline = unique();
     let store = place.open(&pipeline).await;
     let (key, other) = (partition("orders", 0).key, partition("orders", 1).key);
-    let first = CrashNote { position: Offset(7), generation: Generation(1), deaths: 1, suspect: None };
+    let first = CrashNote { position: Offset(7), generation: Generation(1), deaths: 1, suspect: None, trying: None };
     let second = CrashNote {
         position: Offset(7),
         generation: Generation(1),
         deaths: 2,
         suspect: Some(Range::new(Offset(7), Offset(8))),
+        trying: Some(Range::new(Offset(8), Offset(9))),
     };
     assert_eq!(store.crash_note(&key).await.unwrap(), None);
     store.write_crash_note(&key, None).await.unwrap();
@@ -527,6 +532,23 @@ async fn crash_notes_come_and_go(place: &dyn Place) {
     }
     assert_eq!(store.crash_note(&other).await.unwrap(), None);
     assert_eq!(place.open(&pipeline).await.crash_note(&key).await.unwrap(), Some(second));
+}
+
+async fn what_is_paused_is_kept(place: &dyn Place) {
+    let pipeline = unique();
+    let store = place.open(&pipeline).await;
+    assert_eq!(store.paused().await.unwrap(), Wishes::default());
+    let some = Wishes { pipeline: false, partitions: [partition("orders", 0).key, partition("bills", 3).key].into() };
+    let all = Wishes { pipeline: true, ..Wishes::default() };
+    for _ in 0..3 {
+        for wishes in [&some, &all, &Wishes::default(), &some] {
+            store.write_paused(wishes).await.unwrap();
+            store.write_paused(wishes).await.unwrap();
+            assert_eq!(store.paused().await.unwrap(), *wishes);
+        }
+    }
+    assert_eq!(place.open(&pipeline).await.paused().await.unwrap(), some);
+    assert_eq!(place.open(&unique()).await.paused().await.unwrap(), Wishes::default());
 }
 
 fn heartbeat(generation: i64, instance: &str, beat: i64) -> Heartbeat {
@@ -573,7 +595,7 @@ async fn pipelines_do_not_touch_each_other(place: &dyn Place) {
     let source = partition("orders", 0);
     let key = segment(0, 1, 0);
     let next = pointer(0, 1);
-    let note = CrashNote { position: Offset(1), generation: Generation(1), deaths: 1, suspect: None };
+    let note = CrashNote { position: Offset(1), generation: Generation(1), deaths: 1, suspect: None, trying: None };
     let letter = DeadLetter {
         topic: "orders".into(),
         partition: source.key,

@@ -3,17 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use crate::shop::{Shop, committed, settle, sql};
+use crate::shop::{Shop, settle, sql, until_more_is_committed};
 use crate::stand::{PATIENCE, Service, Stand, until};
 
 /// Starts the service as an instance of this name.
 fn start(stand: &Stand, instance: &str, takeover_after: &str) -> Service {
     stand.start_with(&sql(stand), &[("INSTANCE__ID", instance), ("STORE__TAKEOVER_AFTER", takeover_after)])
-}
-
-async fn until_more_is_committed(stand: &Stand, what: &str) {
-    let before = committed(stand).await;
-    until(what, PATIENCE, async || committed(stand).await > before).await;
 }
 
 fn is_standby(service: &Service) -> bool {

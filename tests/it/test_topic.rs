@@ -70,10 +70,21 @@ impl TestTopic {
         topic
     }
 
+    /// Creates a topic of one partition whose replicas are on these brokers. The first leads.
+    pub(crate) async fn create_on(servers: &str, prefix: &str, brokers: &[i32], config: &[(&str, &str)]) -> Self {
+        let topic = Self { name: format!("{prefix}-{}", uuid::Uuid::new_v4()), servers: servers.to_owned() };
+        topic.make(1, TopicReplication::Variable(&[brokers]), config).await;
+        topic
+    }
+
     /// Creates the topic under its name, and waits until the brokers know it.
     pub(crate) async fn create_again(&self, partitions: i32, config: &[(&str, &str)]) {
         // As many replicas as the brokers are set to.
-        let mut new = NewTopic::new(&self.name, partitions, TopicReplication::Fixed(-1));
+        self.make(partitions, TopicReplication::Fixed(-1), config).await;
+    }
+
+    async fn make(&self, partitions: i32, replication: TopicReplication<'_>, config: &[(&str, &str)]) {
+        let mut new = NewTopic::new(&self.name, partitions, replication);
         for (name, value) in config {
             new = new.set(name, value);
         }
@@ -107,6 +118,26 @@ impl TestTopic {
                 if leaders.count() == partitions {
                     break;
                 }
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        })
+        .await
+        .unwrap();
+    }
+
+    /// Waits until a broker leads the first partition.
+    pub(crate) async fn led_by(&self, broker: i32) {
+        let (name, servers) = (self.name.clone(), self.servers.clone());
+        tokio::task::spawn_blocking(move || {
+            let client: BaseConsumer = ClientConfig::new().set("bootstrap.servers", &servers).create().unwrap();
+            let since = std::time::Instant::now();
+            // Whoever is asked may be the one that is away.
+            while client
+                .fetch_metadata(Some(&name), Duration::from_secs(5))
+                .map_or(-1, |found| found.topics()[0].partitions()[0].leader())
+                != broker
+            {
+                assert!(since.elapsed() < Duration::from_secs(120), "broker {broker} does not lead");
                 std::thread::sleep(Duration::from_millis(20));
             }
         })

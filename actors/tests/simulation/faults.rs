@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Every kind of fault that a hostile run may meet.
-pub const KINDS: [&str; 39] = [
+pub const KINDS: [&str; 46] = [
     "store refuses",
     "store applies and loses the answer",
     "store applies late",
@@ -44,6 +44,13 @@ pub const KINDS: [&str; 39] = [
     "frozen process wakes at the very end",
     "another instance takes over",
     "new partition",
+    "rewound with its state",
+    "rewound with an empty state",
+    "two rewinds at once",
+    "rewind broken off",
+    "rewind finished by another",
+    "started while a rewind is not finished",
+    "rewound beside a process",
     "clock jumps",
     "thread busy",
 ];

@@ -8,6 +8,7 @@ use strandline_actors::position::Offset;
 use strandline_actors::run::Outcome;
 
 use crate::life::on_one_thread;
+use crate::query::PANICS;
 use crate::world::{Living, Plan, World};
 
 pub async fn until(what: &str, condition: impl Fn() -> bool) {
@@ -99,5 +100,55 @@ fn a_topic_that_was_made_anew_is_not_read_into_the_old_state_even_when_resumed()
         handle.stop();
         running.await.unwrap();
         assert_eq!(*world.table.rows.lock().unwrap(), before, "nothing was counted twice");
+    });
+}
+
+/// The broker that leads a partition is away for long, while another knows the partition's end: it is read again and again, and
+/// goes on by itself when the broker is back.
+#[test]
+fn a_partition_that_gets_nothing_for_long_goes_on_by_itself() {
+    on_one_thread(Plan::quiet(10), async |world| {
+        world.produce(100);
+        world.kafka.withheld.lock().unwrap().insert(1);
+        let Living { handle, running, .. } = world.with_budget(4).start();
+        let key = world.kafka.partition(1).key;
+        let status = || handle.board().snapshot().partitions.get(&key).cloned();
+        until("it is looked for", || status().is_some_and(|status| status.actor.restarts > 0)).await;
+        tokio::time::sleep(Duration::from_secs(1_200)).await;
+        let status = status().unwrap();
+        assert!(status.actor.restarts > 20 && status.actor.life != Life::Halted, "{:?}", status.actor);
+        world.kafka.withheld.lock().unwrap().clear();
+        until("everything is counted once", || world.differences(None).is_empty()).await;
+        handle.stop();
+        assert_eq!(running.await.unwrap(), Outcome::Stopped);
+    });
+}
+
+/// A shard that died in the middle of a message is not given up in its next life for what the former one was at.
+#[test]
+fn a_shard_that_panicked_in_a_message_is_not_called_stalled_in_its_next_life() {
+    on_one_thread(Plan::quiet(11), async |world| {
+        world.produce(50);
+        let Living { handle, running, .. } = world.start();
+        until("the first records are counted", || world.differences(None).is_empty()).await;
+        world.refusing.store(PANICS, Ordering::SeqCst);
+        world.produce(50);
+        let shard = || handle.board().snapshot().shards[&0].actor.clone();
+        let before = shard().incarnation;
+        world.contents.lock().unwrap().reading_takes = Duration::from_secs(40);
+        until("shard 0 panics", || shard().restarts > 0).await;
+        world.refusing.store(-1, Ordering::SeqCst);
+        let restarts = shard().restarts;
+        until("shard 0 is loaded", || {
+            let board = handle.board().snapshot();
+            let status = &board.shards[&0];
+            assert!(status.actor.life != Life::Starting || status.busy.is_none(), "it has handled nothing yet");
+            status.actor.life == Life::Running && status.actor.incarnation > before
+        })
+        .await;
+        assert_eq!(shard().restarts, restarts, "{:?}", shard());
+        until("everything is counted once", || world.differences(None).is_empty()).await;
+        handle.stop();
+        assert_eq!(running.await.unwrap(), Outcome::Stopped);
     });
 }

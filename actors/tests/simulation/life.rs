@@ -67,7 +67,7 @@ impl World {
     }
 
     /// Kills a process, sees that it ends, and looks at what it has to say.
-    async fn bury(&self, living: &mut Living, wrong: &mut Vec<String>) {
+    pub async fn bury(&self, living: &mut Living, wrong: &mut Vec<String>) {
         living.handle.kill();
         living.process.wake();
         if !living.ended && tokio::time::timeout(DYING, &mut living.running).await.is_err() {
@@ -85,7 +85,13 @@ impl World {
         let outcome = tokio::time::timeout(PATIENCE, &mut living.running).await;
         living.ended = outcome.is_ok();
         living.process.note(|| format!("ended: {outcome:?}"));
-        if !matches!(outcome, Ok(Ok(Outcome::Stopped | Outcome::Failed(_)))) {
+        let ended = match &outcome {
+            Ok(Ok(Outcome::Stopped | Outcome::Failed(_))) => true,
+            // The mark of one that died while it rewound landed late.
+            Ok(Ok(Outcome::SteppedDown(_))) => self.marked().is_some(),
+            _ => false,
+        };
+        if !ended {
             wrong.push(format!("process {}, told to stop, ended with {outcome:?}", living.process.number));
         }
         self.bury(&mut living, &mut wrong).await;
@@ -155,6 +161,10 @@ impl World {
         let mut asleep = Vec::new();
         self.produce(self.plan.records / 4);
         for _ in 0..if self.plan.hostile { 1 + self.chance.number(3) } else { 0 } {
+            if self.chance.number(3) == 0 {
+                self.rewinds(&mut wrong).await;
+            }
+            self.finish_rewinds(&mut wrong).await;
             self.corrupt();
             let mut living = self.start();
             self.harm(&living, 1 + self.chance.number(3)).await;
@@ -164,7 +174,10 @@ impl World {
             }
             self.produce(self.plan.records / 6);
             self.chance.pause(1_200).await;
-            match self.chance.number(6) {
+            if (self.plan.idle || self.plan.silence) && self.chance.number(2) == 0 {
+                self.produce_apart().await;
+            }
+            match self.chance.number(7) {
                 0 => wrong.extend(self.stop(living).await),
                 1 => {
                     if self.chance.strikes("process killed in the supervisor's pause", 3) {
@@ -183,8 +196,17 @@ impl World {
                     living.process.freeze();
                     asleep.push(living);
                 }
+                3 => {
+                    // It was taken for dead.
+                    self.chance.dealt("rewound beside a process");
+                    if self.chance.number(2) == 0 {
+                        living.process.freeze();
+                    }
+                    self.rewinds(&mut wrong).await;
+                    self.bury(&mut living, &mut wrong).await;
+                }
                 choice => {
-                    wrong.extend(self.succeed(&mut living, choice > 3).await);
+                    wrong.extend(self.succeed(&mut living, choice > 4).await);
                     self.bury(&mut living, &mut wrong).await;
                 }
             }
@@ -193,6 +215,7 @@ impl World {
             }
         }
         // The last process is harmed too, and must get over it.
+        self.finish_rewinds(&mut wrong).await;
         let mut last = self.start();
         if self.plan.hostile {
             self.harm(&last, 1).await;
@@ -205,6 +228,7 @@ impl World {
             last.process.note(|| format!("ended: {outcome:?}"));
             last.ended = true;
             self.bury(&mut last, &mut wrong).await;
+            self.finish_rewinds(&mut wrong).await;
             last = self.start();
         }
         for living in &mut asleep {
@@ -232,6 +256,7 @@ impl World {
                     last.ended = true;
                     last.process.note(|| format!("ended: {outcome:?}"));
                     self.bury(&mut last, &mut wrong).await;
+                    self.finish_rewinds(&mut wrong).await;
                     last = self.start();
                 }
                 Err(_) => last.process.wake(),
@@ -259,9 +284,18 @@ impl World {
 
 /// Runs a world on one thread in virtual time.
 pub fn on_one_thread<T: 'static>(plan: Plan, live: impl AsyncFnOnce(&World) -> T + 'static) -> (World, T) {
+    run(plan, true, live)
+}
+
+/// Runs a world in real time.
+pub fn in_real_time<T: 'static>(plan: Plan, live: impl AsyncFnOnce(&World) -> T + 'static) -> (World, T) {
+    run(plan, false, live)
+}
+
+fn run<T: 'static>(plan: Plan, paused: bool, live: impl AsyncFnOnce(&World) -> T + 'static) -> (World, T) {
     panics::listen();
-    let system = actix_rt::System::with_tokio_rt(|| {
-        tokio::runtime::Builder::new_current_thread().enable_all().start_paused(true).build().unwrap()
+    let system = actix_rt::System::with_tokio_rt(move || {
+        tokio::runtime::Builder::new_current_thread().enable_all().start_paused(paused).build().unwrap()
     });
     let ((world, out), panics) = panics::during(|| {
         system.block_on(async move {

@@ -9,12 +9,14 @@
 mod faults;
 mod flaws;
 mod halt;
+mod history;
 mod life;
 mod panics;
 mod pause;
 mod poison;
 mod process;
 mod query;
+mod rewinds;
 mod sink;
 mod source;
 mod store;
@@ -80,8 +82,10 @@ fn story(seed: u64, report: &Report) -> String {
 
 #[test]
 fn without_faults_the_result_is_that_of_a_plain_loop() {
-    for idle in [false, true] {
-        let report = simulate(Plan { idle, ..Plan::quiet(1) });
+    for (idle, silence, two_sinks) in
+        [(false, false, false), (true, false, true), (false, true, false), (true, true, true)]
+    {
+        let report = simulate(Plan { idle, silence, two_sinks, ..Plan::quiet(1) });
         assert_eq!(report.wrong, Vec::<String>::new());
     }
 }

@@ -1,9 +1,10 @@
 //! One process as its ports see it: it may panic, die or freeze at every await.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use strandline_actors::child::RESTARTS;
 use strandline_actors::message::Target;
 use strandline_actors::run::Handle;
 use tokio::sync::Notify;
@@ -18,13 +19,24 @@ pub struct Process {
     /// Odd while it is frozen: each freezing and waking counts.
     frozen: AtomicU64,
     woken: Notify,
+    dead: AtomicBool,
+    died: Notify,
     /// Taken out when the process has ended: the handle holds the ports, and they hold this.
     handle: Mutex<Option<Handle>>,
 }
 
 impl Process {
     pub fn new(number: u32, chance: Arc<Chance>, trace: Arc<Trace>) -> Self {
-        Self { number, chance, trace, frozen: 0.into(), woken: Notify::new(), handle: Mutex::default() }
+        Self {
+            number,
+            chance,
+            trace,
+            frozen: 0.into(),
+            woken: Notify::new(),
+            dead: false.into(),
+            died: Notify::new(),
+            handle: Mutex::default(),
+        }
     }
 
     pub fn begins(&self, handle: &Handle) {
@@ -95,15 +107,37 @@ impl Process {
     }
 
     pub fn kill(&self) {
+        self.dead.store(true, Ordering::SeqCst);
+        self.died.notify_waiters();
         if let Some(handle) = &*self.handle.lock().unwrap() {
             handle.kill();
+        }
+    }
+
+    /// Waits until it is killed.
+    pub async fn dies(&self) {
+        loop {
+            let died = self.died.notified();
+            if self.dead.load(Ordering::SeqCst) {
+                return;
+            }
+            died.await;
         }
     }
 
     /// What went wrong in it, as its board shows.
     pub fn ended(&self, broken: &mut Vec<String>) {
         let Some(handle) = self.handle.lock().unwrap().take() else { return };
-        for event in handle.board().snapshot().events {
+        let board = handle.board().snapshot();
+        // Every restart is for one of the causes that are shown.
+        for (id, actor) in board.actors() {
+            let shown: u64 = RESTARTS.iter().filter_map(|cause| actor.causes.get(cause)).sum();
+            if shown != actor.restarts {
+                broken
+                    .push(format!("process {}: {id}: {} restarts for {:?}", self.number, actor.restarts, actor.causes));
+            }
+        }
+        for event in board.events {
             self.note(|| format!("board: {}: {}", event.actor, event.what));
             // Lanes are contiguous, and those of earlier lives are fenced: no shard ever sees a gap.
             if event.what.contains("there is a gap") || event.what.starts_with("halted") {

@@ -1,9 +1,10 @@
 //! A query that is simple enough to be plainly right, since the simulation attacks the protocol and not SQL: running sums by
 //! key, and windows of event time that are told once, when the shard's watermark has passed them.
 //!
-//! A row is late if the end of its window is at or before the watermark of its own partition before the row. Where idleness
-//! (or a partition that is new) let a window close early, rows that are not late may meet a closed window: they are counted
-//! apart, and the [`Ledger`] says whether that was allowed.
+//! A row is late if the end of its window is at or before the watermark of its own partition before the row. Where idleness,
+//! silence or a partition that is new let a window close early, rows that are not late may meet a closed window: the stage
+//! knows from the shards' answers, and they are counted apart. The [`Ledger`] says whether that was allowed; and no row
+//! reaches a shard for a window that is closed there.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::{AtomicI64, Ordering};
@@ -20,23 +21,32 @@ use strandline_actors::ports::{
 use strandline_actors::position::{Offset, SourcePartition, Watermark};
 
 use crate::faults::Chance;
+use crate::history::History;
+use crate::process::Process;
 use crate::truth::Sum;
 
 /// Records with this value go to the dead letters.
 pub const BAD: i64 = -1;
 /// A record with this value makes the stage panic, every time.
 pub const POISON: i64 = -2;
+/// A record with this value ends the process that processes it, every time.
+pub const DEADLY: i64 = -3;
+/// The stage does not come back from a record with this value.
+pub const HANGS: i64 = -4;
+/// Instead of a shard that refuses every row: the first one panics.
+pub const PANICS: i64 = -2;
 /// The length of a window.
 pub const WINDOW: i64 = 100;
 /// How far the watermark of a partition stays behind the latest event.
 pub const DELAY: i64 = 40;
 /// How long a partition is quiet until it is idle, in the runs that have idleness.
 const IDLE: Duration = Duration::from_millis(1_500);
+/// How long it is quiet until its windows close, in the runs that have silence.
+pub const SILENCE: Duration = Duration::from_millis(2_500);
 
 /// Kinds of rows in the second state table.
 const OPEN: i64 = 0;
 const EARLY: i64 = 1;
-const CLOSED: i64 = 2;
 
 /// The group by which windows are counted: coarser than the key, and on the same shard.
 pub fn group(key: i64) -> i64 {
@@ -48,21 +58,31 @@ pub fn group(key: i64) -> i64 {
 pub struct Ledger {
     /// Partitions are called idle at all.
     pub idle: bool,
+    /// The windows of silent partitions close.
+    pub silence: bool,
     /// By partition the first offset at which it was called idle.
     pub idle_at: Mutex<BTreeMap<i32, i64>>,
     /// Partitions from this one on appeared while the pipeline ran.
     pub grown_from: i32,
+    /// What was rewound.
+    pub history: Arc<History>,
     pub broken: Mutex<Vec<String>>,
 }
 
 impl Ledger {
-    fn early(&self, partition: i32, first: i64, window: i64) {
-        let called_idle = self.idle_at.lock().unwrap().get(&partition).is_some_and(|at| *at <= first);
-        if !called_idle && partition < self.grown_from {
-            let what =
-                format!("window {window} was closed before row {first} of partition {partition}, which was not idle");
-            self.broken.lock().unwrap().push(what);
+    /// `again` says from where on partitions were read a second time when the shard was loaded.
+    fn early(&self, shard: ShardId, again: &BTreeMap<i32, i64>, partition: i32, offset: i64, window: i64) {
+        let called_idle = self.idle_at.lock().unwrap().get(&partition).is_some_and(|at| *at <= offset);
+        let again = again.get(&partition).copied().or_else(|| self.history.again_from(shard, partition));
+        if !called_idle && partition < self.grown_from && again.is_none_or(|from| offset < from) {
+            self.breaks(format!(
+                "window {window} was closed before row {offset} of partition {partition}, which was not idle"
+            ));
         }
+    }
+
+    fn breaks(&self, what: String) {
+        self.broken.lock().unwrap().push(what);
     }
 }
 
@@ -70,13 +90,19 @@ pub struct SumsAndWindows {
     pub shards: u32,
     /// A shard whose operator refuses every row, for as long as this says so.
     pub refusing: Arc<AtomicI64>,
+    pub process: Arc<Process>,
     pub chance: Arc<Chance>,
     pub ledger: Arc<Ledger>,
 }
 
 impl Query for SumsAndWindows {
     fn source_stage(&self, _: &SourcePartition) -> Box<dyn SourceStage> {
-        Box::new(Stage { shards: self.shards, chance: Arc::clone(&self.chance), ledger: Arc::clone(&self.ledger) })
+        Box::new(Stage {
+            shards: self.shards,
+            process: Arc::clone(&self.process),
+            chance: Arc::clone(&self.chance),
+            ledger: Arc::clone(&self.ledger),
+        })
     }
 
     fn retracts(&self) -> bool {
@@ -90,6 +116,7 @@ impl Query for SumsAndWindows {
             chance: Arc::clone(&self.chance),
             ledger: Arc::clone(&self.ledger),
             held: Held::default(),
+            again: BTreeMap::new(),
             changed: BTreeSet::new(),
             changed_windows: BTreeSet::new(),
             output: Vec::new(),
@@ -99,6 +126,7 @@ impl Query for SumsAndWindows {
 
 struct Stage {
     shards: u32,
+    process: Arc<Process>,
     chance: Arc<Chance>,
     ledger: Arc<Ledger>,
 }
@@ -111,8 +139,8 @@ fn long<'a>(rows: &'a RecordBatch, name: &str) -> &'a [i64] {
 #[derive(Clone, Default)]
 struct Partial {
     sums: BTreeMap<i64, Sum>,
-    /// By window and group: sum, count and the first offset.
-    windows: BTreeMap<(i64, i64), (i64, i64, i64)>,
+    /// By kind, window and group: sum, count and the first offset.
+    windows: BTreeMap<(i64, i64, i64), (i64, i64, i64)>,
 }
 
 impl SourceStage for Stage {
@@ -158,6 +186,14 @@ impl SourceStage for Stage {
                 continue;
             }
             assert_ne!(value, POISON, "a poisoned record");
+            if value == DEADLY {
+                self.process.kill();
+            }
+            if value == HANGS {
+                loop {
+                    std::thread::park();
+                }
+            }
             let window = time.div_euclid(WINDOW) * WINDOW;
             let late = watermark.is_some_and(|watermark| window + WINDOW <= watermark);
             watermark = watermark.max(Some(time - DELAY));
@@ -170,28 +206,43 @@ impl SourceStage for Stage {
             (sum.0, sum.1) = (sum.0 + value, sum.1 + 1);
             if late {
                 counts.late += 1;
-            } else {
-                counts.processed += 1;
-                let sum = partial.windows.entry((window, group(key))).or_insert((0, 0, offset));
-                (sum.0, sum.1) = (sum.0 + value, sum.1 + 1);
+                continue;
             }
+            let kind = match input.closed[lane].is_some_and(|closed| window + WINDOW <= closed) {
+                true => {
+                    counts.late_closed += 1;
+                    EARLY
+                }
+                false => {
+                    counts.processed += 1;
+                    OPEN
+                }
+            };
+            let sum = partial.windows.entry((kind, window, group(key))).or_insert((0, 0, offset));
+            (sum.0, sum.1) = (sum.0 + value, sum.1 + 1);
         }
         gap(&mut lanes, expected, input.batch.range.until.0);
         for (lane, partial) in lanes.iter_mut().zip(&partials).filter(|(_, partial)| !partial.sums.is_empty()) {
             lane.rows.push(batch(["key", "sum", "count"], partial.sums.iter().map(|(key, sum)| [*key, sum.0, sum.1])));
             if !partial.windows.is_empty() {
-                let names = ["window", "group", "sum", "count", "first", "partition"];
+                let names = ["kind", "window", "group", "sum", "count", "first", "partition"];
                 let windows = partial.windows.iter();
-                let rows = windows.map(|(key, sum)| [key.0, key.1, sum.0, sum.1, sum.2, i64::from(partition)]);
+                let rows = windows.map(|(key, sum)| [key.0, key.1, key.2, sum.0, sum.1, sum.2, i64::from(partition)]);
                 lane.rows.push(batch(names, rows));
             }
         }
-        let idle = self.ledger.idle && input.quiet.is_some_and(|quiet| quiet >= IDLE);
+        let quiet = |at_least| input.quiet.is_some_and(|quiet| quiet >= at_least);
+        let silent = self.ledger.silence && quiet(SILENCE);
+        let idle = silent || self.ledger.idle && quiet(IDLE);
+        let raised = watermark.filter(|_| silent).map(|watermark| {
+            let highest = watermark + DELAY;
+            highest - highest.rem_euclid(WINDOW) + WINDOW
+        });
         if idle {
             let at = input.batch.range.from.0;
             self.ledger.idle_at.lock().unwrap().entry(partition).or_insert(at);
         }
-        Ok(StageOutput { lanes, watermark, idle })
+        Ok(StageOutput { lanes, watermark, idle, raised })
     }
 }
 
@@ -221,8 +272,13 @@ pub struct Held {
     pub closed: Watermark,
 }
 
+/// When a row of the second table is gone by itself.
+fn until(kind: i64, window: i64) -> i64 {
+    if kind == OPEN { window + WINDOW } else { i64::MAX }
+}
+
 impl Held {
-    /// Takes rows of a state table on.
+    /// Takes rows of a state table on, as far as they last.
     pub fn restore(&mut self, table: usize, rows: &RecordBatch) {
         let deleted = rows.columns().last().unwrap().as_boolean();
         for row in 0..rows.num_rows() {
@@ -233,11 +289,11 @@ impl Held {
                 continue;
             }
             let key = (column("window"), column("group"));
+            assert!(!deleted.value(row), "closed windows are not removed one by one");
             match column("kind") {
-                OPEN if deleted.value(row) => drop(self.windows.remove(&key)),
+                _ if self.closed.is_some_and(|closed| column("_until") <= closed) => {}
                 OPEN => drop(self.windows.insert(key, sum)),
-                EARLY => drop(self.early.insert(key, sum)),
-                _ => self.closed = Some(sum.0),
+                _ => drop(self.early.insert(key, sum)),
             }
         }
     }
@@ -249,6 +305,8 @@ struct Operator {
     chance: Arc<Chance>,
     ledger: Arc<Ledger>,
     held: Held,
+    /// From where on partitions are read again with the state as it was loaded.
+    again: BTreeMap<i32, i64>,
     changed: BTreeSet<i64>,
     /// By kind, window and group.
     changed_windows: BTreeSet<(i64, i64, i64)>,
@@ -267,16 +325,17 @@ impl Operator {
             }
             return;
         }
-        let (firsts, partitions) = (long(rows, "first"), long(rows, "partition"));
+        let (kinds, firsts, partitions) = (long(rows, "kind"), long(rows, "first"), long(rows, "partition"));
         for (row, (window, group)) in long(rows, "window").iter().zip(long(rows, "group")).enumerate() {
-            let key = (*window, *group);
-            let closed = self.held.closed.is_some_and(|closed| window + WINDOW <= closed);
-            if closed {
-                self.ledger.early(partitions[row] as i32, firsts[row], *window);
+            if kinds[row] == OPEN && self.held.closed.is_some_and(|closed| window + WINDOW <= closed) {
+                self.ledger.breaks(format!("rows came for window {window}, which was closed on shard {}", self.shard));
             }
-            let (kind, table) = if closed { (EARLY, &mut self.held.early) } else { (OPEN, &mut self.held.windows) };
-            add(table.entry(key).or_default(), row);
-            self.changed_windows.insert((kind, *window, *group));
+            if kinds[row] == EARLY {
+                self.ledger.early(self.shard, &self.again, partitions[row] as i32, firsts[row], *window);
+            }
+            let table = if kinds[row] == OPEN { &mut self.held.windows } else { &mut self.held.early };
+            add(table.entry((*window, *group)).or_default(), row);
+            self.changed_windows.insert((kinds[row], *window, *group));
         }
     }
 
@@ -285,14 +344,13 @@ impl Operator {
             return;
         }
         self.held.closed = watermark;
-        self.changed_windows.insert((CLOSED, 0, 0));
         let over = |window: i64| watermark.is_some_and(|watermark| window + WINDOW <= watermark);
         while let Some(((window, group), sum)) = self.held.windows.first_key_value().map(|(key, sum)| (*key, *sum)) {
             if !over(window) {
                 break;
             }
             self.held.windows.pop_first();
-            self.changed_windows.insert((OPEN, window, group));
+            self.changed_windows.remove(&(OPEN, window, group));
             self.output.push([window, group, sum.0, sum.1]);
         }
     }
@@ -300,11 +358,15 @@ impl Operator {
 
 impl KeyedOperator for Operator {
     fn tables(&self) -> Vec<StateTable> {
-        vec![StateTable { key_columns: 1 }, StateTable { key_columns: 3 }]
+        vec![StateTable { key_columns: 1, expires: false }, StateTable { key_columns: 3, expires: true }]
     }
 
     fn apply(&mut self, rows: Vec<RecordBatch>, watermark: Watermark) -> Result<(), StageError> {
-        if self.refusing.load(Ordering::SeqCst) == i64::from(self.shard) {
+        let refusing = self.refusing.load(Ordering::SeqCst);
+        if refusing == PANICS && self.shard == 0 {
+            panic!("the operator was told to panic");
+        }
+        if refusing == i64::from(self.shard) {
             return Err(StageError::Failed("the operator refuses by order".into()));
         }
         if self.chance.strikes("operator panics", 800) {
@@ -330,24 +392,30 @@ impl KeyedOperator for Operator {
         let changed = std::mem::take(&mut self.changed);
         if !changed.is_empty() {
             let sums = &self.held.sums;
-            let rows = batch(["key", "sum", "count"], changed.iter().map(|key| [*key, sums[key].0, sums[key].1]));
-            made.state.push(StateDelta { table: 0, rows: delta(rows.clone(), vec![false; rows.num_rows()]) });
+            let told = |keys: &mut dyn Iterator<Item = &i64>| {
+                batch(["key", "sum", "count"], keys.map(|key| [*key, sums[key].0, sums[key].1]))
+            };
+            let rows = told(&mut changed.iter());
+            // Where much has changed, or just so, all of it is written.
+            let whole = changed.len() * 2 >= sums.len() || self.chance.number(6) == 0;
+            let stored = if whole { told(&mut sums.keys()) } else { rows.clone() };
+            let gone = vec![false; stored.num_rows()];
+            made.state.push(StateDelta { table: 0, rows: delta(stored, gone), whole });
             made.output.push(OutputBatch { sink: 0, change: Change::Upsert, rows });
         }
         let changed = std::mem::take(&mut self.changed_windows);
         if !changed.is_empty() {
-            let held = |(kind, window, group): &(i64, i64, i64)| match *kind {
-                OPEN => self.held.windows.get(&(*window, *group)).copied(),
-                EARLY => self.held.early.get(&(*window, *group)).copied(),
-                _ => self.held.closed.map(|closed| (closed, 0)),
-            };
-            let deleted = changed.iter().map(|key| held(key).is_none()).collect();
-            let rows = changed.iter().map(|key| {
-                let sum = held(key).unwrap_or_default();
-                [key.0, key.1, key.2, sum.0, sum.1]
-            });
-            let rows = batch(["kind", "window", "group", "sum", "count"], rows);
-            made.state.push(StateDelta { table: 1, rows: delta(rows, deleted) });
+            let whole = self.chance.number(4) == 0;
+            let open = self.held.windows.iter().map(|(key, sum)| (OPEN, key, sum));
+            let early = self.held.early.iter().map(|(key, sum)| (EARLY, key, sum));
+            let stored = open
+                .chain(early)
+                .filter(|(kind, (window, group), _)| whole || changed.contains(&(*kind, *window, *group)));
+            let rows =
+                stored.map(|(kind, (window, group), sum)| [kind, *window, *group, sum.0, sum.1, until(kind, *window)]);
+            let rows = batch(["kind", "window", "group", "sum", "count", "_until"], rows);
+            let gone = vec![false; rows.num_rows()];
+            made.state.push(StateDelta { table: 1, rows: delta(rows, gone), whole });
         }
         let output = std::mem::take(&mut self.output);
         if !output.is_empty() {
@@ -362,6 +430,8 @@ impl KeyedOperator for Operator {
             panic!("a restore panics by chance");
         }
         state.iter().for_each(|delta| self.held.restore(delta.table, &delta.rows));
+        let again = |partition| Some((partition, self.ledger.history.again_from(self.shard, partition)?));
+        self.again = (0..self.ledger.grown_from).filter_map(again).collect();
         Ok(())
     }
 

@@ -1,5 +1,5 @@
 //! A fake table: the row with the highest write timestamp stays, as in Cassandra. One part holds the running sums, the other
-//! each window once.
+//! each window once. They are one sink, or a sink each.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
@@ -9,6 +9,7 @@ use arrow::datatypes::Int64Type;
 use async_trait::async_trait;
 use strandline_actors::ports::{Delivery, Sink, SinkError};
 
+use crate::history::History;
 use crate::process::Process;
 use crate::store::Contents;
 
@@ -25,10 +26,14 @@ pub struct Table {
     pub conflicts: Mutex<Vec<String>>,
 }
 
+#[derive(Clone)]
 pub struct FakeSink {
+    /// The only part of the table that it writes; otherwise it writes both.
+    pub part: Option<usize>,
     pub table: Arc<Table>,
     pub contents: Arc<Mutex<Contents>>,
     pub process: Arc<Process>,
+    pub history: Arc<History>,
     pub replaces: bool,
 }
 
@@ -52,7 +57,8 @@ impl Sink for FakeSink {
             return Err(SinkError::Unavailable("the fake sink is away".into()));
         }
         let half = chance.strikes("sink fails half-way", 20);
-        self.process.note(|| format!("delivers output {epoch} of shard {shard} at {timestamp}, half {half}"));
+        let part = self.part.map_or(String::new(), |part| format!(" to sink {part}"));
+        self.process.note(|| format!("delivers output {epoch} of shard {shard}{part} at {timestamp}, half {half}"));
         let fell_back = {
             let contents = self.contents.lock().unwrap();
             if !contents.committed.contains(&(shard, epoch, timestamp)) {
@@ -66,7 +72,7 @@ impl Sink for FakeSink {
             let column = |n: usize| batch.rows.column(n).as_primitive::<Int64Type>().values();
             let rows = if half { batch.rows.num_rows() / 2 } else { batch.rows.num_rows() };
             for row in 0..rows {
-                if batch.sink == 0 {
+                if self.part.unwrap_or(batch.sink) == 0 {
                     let (key, sum, count) = (column(0)[row], column(1)[row], column(2)[row]);
                     let mut rows = self.table.rows.lock().unwrap();
                     let held = rows.entry(key).or_insert((sum, count, timestamp));
@@ -81,8 +87,9 @@ impl Sink for FakeSink {
                     let mut rows = self.table.windows.lock().unwrap();
                     let held = rows.entry((window, group)).or_insert((sum, count, timestamp));
                     let again = (sum, count, timestamp);
-                    // Only who went back to an earlier state says the same window again.
-                    if *held != again && !(fell_back && held.2 != timestamp) {
+                    // Only who went back to an earlier state, or has dropped it, says the same window again.
+                    let dropped = held.2.min(timestamp) <= self.history.reset_at(shard);
+                    if *held != again && !((fell_back || dropped) && held.2 != timestamp) {
                         self.conflict(format!("window {window} of group {group} closed twice: {held:?} and {again:?}"));
                     }
                     if held.2 < timestamp {

@@ -1,6 +1,6 @@
 //! A fake log: partitions with holes in their offsets, read in ragged batches, by readers that sometimes are wrong.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
 
 use arrow::array::{ArrayRef, Int64Array, RecordBatch};
@@ -31,13 +31,23 @@ pub struct Log {
 pub struct FakeKafka {
     pub topic_id: Uuid,
     pub logs: Mutex<BTreeMap<i32, Log>>,
+    /// Partitions beyond whose end a transaction is open.
+    pub open_transactions: Mutex<BTreeSet<i32>>,
+    /// Partitions whose leader is known and gives no records.
+    pub withheld: Mutex<BTreeSet<i32>>,
     pub chance: Arc<Chance>,
 }
 
 impl FakeKafka {
     pub fn new(chance: Arc<Chance>, partitions: i32) -> Self {
         let logs = (0..partitions).map(|partition| (partition, Log::default())).collect();
-        Self { topic_id: Uuid::from_u128(77), logs: Mutex::new(logs), chance }
+        Self {
+            topic_id: Uuid::from_u128(77),
+            logs: Mutex::new(logs),
+            open_transactions: Mutex::default(),
+            withheld: Mutex::default(),
+            chance,
+        }
     }
 
     pub fn partition(&self, partition: i32) -> SourcePartition {
@@ -90,6 +100,11 @@ impl Source for ProcessKafka {
         Ok(Offset(0))
     }
 
+    async fn end(&self, partition: &SourcePartition) -> Option<Offset> {
+        let logs = self.kafka.logs.lock().unwrap();
+        Some(Offset(logs.get(&partition.key.partition)?.end))
+    }
+
     async fn open(&self, partition: &SourcePartition, from: Offset) -> Result<Box<dyn PartitionReader>, SourceError> {
         self.process.awaits("open").await;
         self.process.chance.pause(10).await;
@@ -125,7 +140,8 @@ impl PartitionReader for Reader {
         if self.position > 0 && chance.strikes("source rewinds", 400) {
             self.position -= 1 + chance.number(self.position.min(20) as u64) as i64;
         }
-        let most = (1 + chance.number(40) as usize).min(limit.rows);
+        let withheld = self.kafka.withheld.lock().unwrap().contains(&self.partition);
+        let most = if withheld { 0 } else { (1 + chance.number(40) as usize).min(limit.rows) };
         let (records, end) = {
             let logs = self.kafka.logs.lock().unwrap();
             let log = &logs[&self.partition];
@@ -136,8 +152,12 @@ impl PartitionReader for Reader {
             let records: Vec<Record> = log.records[first..].iter().take(most).copied().collect();
             (records, log.end)
         };
-        let until = if records.len() < most { end } else { records.last().map_or(end, |last| last.offset + 1) };
         let from = self.position;
+        let until = match records.last() {
+            _ if withheld => from,
+            Some(last) if records.len() == most => last.offset + 1,
+            _ => end,
+        };
         self.position = until.max(from);
         let empty = records.is_empty() && self.position == from;
         // Now and then no broker answers, and the end is not known.
@@ -160,6 +180,7 @@ impl PartitionReader for Reader {
             bytes: rows.num_rows() * 24,
             records: rows,
             end,
+            open_transaction: self.kafka.open_transactions.lock().unwrap().contains(&self.partition),
             lost: false,
             producers: Default::default(),
         })

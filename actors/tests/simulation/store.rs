@@ -5,12 +5,16 @@ use std::collections::{BTreeMap, BTreeSet, HashMap, HashSet};
 use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
-use strandline_actors::pointer::{Base, Epoch, Generation, Pointer, SegmentKey, ShardId};
+use strandline_actors::balance::Balance;
+use strandline_actors::pause::Wishes;
+use strandline_actors::pointer::{Base, Content, Epoch, Generation, Pointer, SegmentKey, ShardId};
 use strandline_actors::ports::{
     CrashNote, DeadLetter, Heartbeat, KafkaOffset, Moved, PipelineRow, StateStore, StoreError, Taken,
 };
 use strandline_actors::position::{Offset, PartitionKey, SourcePartition};
+use strandline_actors::rewind::Target;
 use tokio::sync::oneshot;
+use uuid::Uuid;
 
 use crate::process::Process;
 use crate::truth::Truth;
@@ -25,14 +29,25 @@ pub struct Contents {
     pub damaged: BTreeSet<SegmentKey>,
     pub offsets: BTreeMap<(String, i32), (Offset, i64)>,
     pub dead_letters: BTreeMap<(PartitionKey, i64), DeadLetter>,
-    pub notes: HashMap<PartitionKey, CrashNote>,
+    /// Crash notes, with the turn at which each was written. As in Cassandra, one that was sent earlier and lands later changes
+    /// nothing.
+    pub notes: HashMap<PartitionKey, (u64, Option<CrashNote>)>,
+    /// How long reading a segment takes beside the usual.
+    pub reading_takes: std::time::Duration,
+    /// Writes of crash notes so far.
+    note_turn: u64,
     pub heartbeats: BTreeMap<Generation, Heartbeat>,
+    pub paused: Wishes,
     /// Checkpoints that were committed, claims not counted.
     pub checkpoints: u64,
     /// Every output that a pointer ever carried: shard, epoch, write timestamp.
     pub committed: HashSet<(ShardId, Epoch, i64)>,
     /// Shards that went back to an earlier state.
     pub fell_back: BTreeSet<ShardId>,
+    /// By rewind the shards that it has moved.
+    pub rewound: BTreeMap<Uuid, BTreeSet<ShardId>>,
+    /// The latest write timestamp under which one was.
+    pub rewound_at: i64,
     /// Rules of the protocol that were broken.
     pub broken: Vec<String>,
 }
@@ -40,12 +55,21 @@ pub struct Contents {
 impl Contents {
     /// Applies a pointer write, after a look at whether it may be.
     fn moves(&mut self, base: Option<Base>, next: Pointer, truth: &Truth) -> Moved {
-        let current = self.pointers.get(&next.shard);
+        let current = self.pointers.get(&next.shard).cloned();
+        let current = current.as_ref();
         if current.map(Pointer::base) != base {
             return Moved::Refused(current.cloned().map(Box::new));
         }
         self.broken.extend(next.misfit(current));
-        if let Some(current) = current
+        let (wrong, rewound) = self.marks(current, &next, truth);
+        self.broken.extend(wrong);
+        if rewound {
+            self.rewound_at = self.rewound_at.max(next.timestamp);
+            // No earlier state is left to go back to.
+            for segment in next.content.state.iter().chain(&next.content.outbox.segments) {
+                self.damaged.remove(&segment.key);
+            }
+        } else if let Some(current) = current
             && !next.content.vector.continues(&current.content.vector)
         {
             if current.kept.iter().any(|kept| kept.vector == next.content.vector) {
@@ -61,22 +85,74 @@ impl Contents {
         }
         self.checkpoints += u64::from(next.content.outbox.epoch == next.epoch);
         self.committed.insert((next.shard, next.content.outbox.epoch, next.content.outbox.timestamp));
-        if truth.samples(&next) {
+        if rewound || truth.samples(&next) {
             let differences = truth.state_differences(&next, &self.segments, &self.damaged);
             self.broken.extend(differences);
         }
         self.pointers.insert(next.shard, next);
+        for (partition, balance) in self.balances(truth.shards).into_iter().filter(|(_, balance)| balance.off != 0) {
+            self.broken.push(format!("partition {partition} is out of balance: {balance:?}"));
+        }
         Moved::Applied
     }
 
-    /// The lowest committed position of each partition.
-    pub fn lowest(&self) -> BTreeMap<i32, Offset> {
-        let mut lowest = BTreeMap::new();
-        for (key, position) in self.pointers.values().flat_map(|pointer| &pointer.content.vector.0) {
-            let low = lowest.entry(key.partition).or_insert(position.next);
-            *low = position.next.min(*low);
+    /// What is wrong with the marks of rewinds, and whether this write moves the shard to where one wants it.
+    fn marks(&mut self, current: Option<&Pointer>, next: &Pointer, truth: &Truth) -> (Vec<String>, bool) {
+        let (shard, epoch) = (next.shard, next.epoch);
+        let before = current.and_then(|pointer| pointer.content.rewind.as_deref());
+        let rewind = match (before, next.content.rewind.as_deref()) {
+            (None, None) => return (Vec::new(), false),
+            (Some(before), Some(mark)) if before.id == mark.id && !before.done && mark.done => mark,
+            (before, mark) => {
+                let unmarked = |content: &Content| Content { rewind: None, ..content.clone() };
+                let same = current.is_none_or(|current| unmarked(&current.content) == unmarked(&next.content));
+                let fits = before.is_none_or(|before| before.done) && mark.is_none_or(|mark| !mark.done);
+                let wrong = format!("shard {shard} was marked {before:?} and is {mark:?} at epoch {epoch}");
+                return (if same && fits { Vec::new() } else { vec![wrong] }, false);
+            }
+        };
+        let mut wrong = Vec::new();
+        if !self.rewound.entry(rewind.id).or_default().insert(shard) {
+            wrong.push(format!("shard {shard} was moved twice by `{}`", rewind.wish));
         }
-        lowest
+        // Nowhere does a shard go forward.
+        let lowest = |target: &Target| target.next.min(self.lowest(truth.shards, &target.key));
+        let to: BTreeMap<_, _> = rewind.to.iter().map(|target| (target.key, lowest(target))).collect();
+        let numbered = |(key, next): (&PartitionKey, &Offset)| (key.partition, next.0);
+        if rewind.reset {
+            truth.history.reset(shard, next.timestamp, to.iter().map(numbered));
+        } else {
+            for (key, next) in &to {
+                truth.history.again(shard, key.partition, self.stands(current, key).0, next.0);
+            }
+        }
+        for (key, should) in to {
+            let is = next.content.vector.get(&key).map(|position| position.next);
+            if is != Some(should) {
+                wrong.push(format!("shard {shard} was rewound to {is:?} instead of {should} of {key}"));
+            }
+        }
+        (wrong, true)
+    }
+
+    /// What became of the offsets of each partition, by all pointers.
+    pub fn balances(&self, shards: u32) -> BTreeMap<i32, Balance> {
+        let of = |(key, (_, start)): (&PartitionKey, &(String, Offset))| {
+            let pointers = (0..shards).map(|shard| self.pointers.get(&shard)?.content.vector.get(key));
+            Some((key.partition, Balance::new(*start, pointers)?))
+        };
+        self.starts.iter().filter(|(key, _)| key.partition >= 0).filter_map(of).collect()
+    }
+
+    /// Where a shard stands in a partition: at its start if it has not read of it.
+    fn stands(&self, pointer: Option<&Pointer>, key: &PartitionKey) -> Offset {
+        let position = pointer.and_then(|pointer| pointer.content.vector.get(key));
+        position.map_or(self.starts[key].1, |position| position.next)
+    }
+
+    /// The lowest committed position of a partition.
+    fn lowest(&self, shards: u32, key: &PartitionKey) -> Offset {
+        (0..shards).map(|shard| self.stands(self.pointers.get(&shard), key)).min().unwrap_or(self.starts[key].1)
     }
 
     fn lists(&self, key: &SegmentKey) -> bool {
@@ -204,6 +280,15 @@ impl StateStore for FakeStore {
         .await
     }
 
+    async fn paused(&self) -> Result<Wishes, StoreError> {
+        self.request("read paused", |contents| contents.paused.clone()).await
+    }
+
+    async fn write_paused(&self, wishes: &Wishes) -> Result<(), StoreError> {
+        let wishes = wishes.clone();
+        self.request("write paused", move |contents| contents.paused = wishes).await
+    }
+
     async fn write_segment(&self, key: &SegmentKey, bytes: &[u8]) -> Result<(), StoreError> {
         let (key, bytes, process) = (*key, bytes.to_vec(), Arc::clone(&self.process));
         self.request("write segment", move |contents| {
@@ -221,7 +306,7 @@ impl StateStore for FakeStore {
         let read = move |contents: &mut Contents| {
             let mut bytes = contents.segments.get(&key).cloned();
             let damaged = contents.damaged.contains(&key)
-                || replaces && contents.dispensable(&key) && process.chance.strikes("segment read damaged", 150);
+                || replaces && contents.dispensable(&key) && process.chance.strikes("segment read damaged", 40);
             if let Some(bytes) = bytes.as_mut().filter(|_| damaged) {
                 process.note(|| format!("reads {} damaged", process.trace.segment(&key)));
                 let middle = bytes.len() / 2;
@@ -229,6 +314,10 @@ impl StateStore for FakeStore {
             }
             bytes
         };
+        let takes = self.contents.lock().unwrap().reading_takes;
+        if !takes.is_zero() {
+            tokio::time::sleep(takes).await;
+        }
         let bytes = self.request("read segment", read).await?;
         bytes.ok_or_else(|| StoreError::Corrupt(format!("segment {key:?} is missing")))
     }
@@ -255,11 +344,14 @@ impl StateStore for FakeStore {
     }
 
     async fn write_kafka_offsets(&self, offsets: &[KafkaOffset], timestamp: i64) -> Result<(), StoreError> {
-        let offsets = offsets.to_vec();
+        let (offsets, shards) = (offsets.to_vec(), self.truth.shards);
         self.request("write kafka_offsets", move |contents| {
-            let lowest = contents.lowest();
             for row in offsets {
-                if contents.fell_back.is_empty() && lowest.get(&row.partition).is_none_or(|low| *low < row.offset) {
+                let key = contents.starts.keys().find(|key| key.partition == row.partition);
+                let lowest = key.map(|key| contents.lowest(shards, key));
+                // One who computed it before something was rewound writes it under an earlier timestamp.
+                let latest = contents.fell_back.is_empty() && timestamp > contents.rewound_at;
+                if latest && lowest.is_none_or(|lowest| lowest < row.offset) {
                     contents.broken.push(format!("kafka_offsets {row:?} is above what is committed: {lowest:?}"));
                 }
                 let held = contents.offsets.entry((row.topic, row.partition)).or_insert((row.offset, timestamp));
@@ -284,18 +376,28 @@ impl StateStore for FakeStore {
 
     async fn crash_note(&self, key: &PartitionKey) -> Result<Option<CrashNote>, StoreError> {
         let key = *key;
-        self.request("read crash note", move |contents| contents.notes.get(&key).copied()).await
+        self.request("read crash note", move |contents| contents.notes.get(&key).and_then(|note| note.1)).await
     }
 
     async fn write_crash_note(&self, key: &PartitionKey, note: Option<&CrashNote>) -> Result<(), StoreError> {
         let (key, note) = (*key, note.copied());
+        let turn = {
+            let mut contents = self.contents.lock().unwrap();
+            contents.note_turn += 1;
+            contents.note_turn
+        };
         self.request("write crash note", move |contents| {
-            match note {
-                Some(note) => contents.notes.insert(key, note),
-                None => contents.notes.remove(&key),
-            };
+            let held = contents.notes.entry(key).or_default();
+            if held.0 < turn {
+                *held = (turn, note);
+            }
         })
-        .await
+        .await?;
+        if note.is_some_and(|note| note.trying.is_some()) {
+            // So that something can end between the note and what it is about.
+            tokio::time::sleep(std::time::Duration::from_millis(3)).await;
+        }
+        Ok(())
     }
 
     async fn read_heartbeat(&self) -> Result<Option<Heartbeat>, StoreError> {

@@ -1,4 +1,5 @@
-//! What a plain loop over the log computes, for the whole of it or up to any positions.
+//! What a plain loop over the log computes, for the whole of it or up to any positions. It knows what a rewind means: what is
+//! read again counts again, or from the targets on alone where the state was dropped.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -7,8 +8,9 @@ use strandline_actors::pointer::{Pointer, SegmentKey, SegmentKind, SegmentRef};
 use strandline_actors::position::{Offset, Vector, Watermark};
 use strandline_actors::segment;
 
-use crate::query::{BAD, DELAY, Held, POISON, WINDOW, group};
-use crate::source::FakeKafka;
+use crate::history::History;
+use crate::query::{BAD, DEADLY, DELAY, HANGS, Held, POISON, WINDOW, group};
+use crate::source::{FakeKafka, Record};
 
 /// Sum and count.
 pub type Sum = (i64, i64);
@@ -22,47 +24,72 @@ pub struct Found {
     pub windows: BTreeMap<(i64, i64), Sum>,
     /// By partition: rows that came after the watermark of their own partition had passed the end of their window.
     pub late: BTreeMap<i32, u64>,
-    /// By partition and offset.
-    pub letters: BTreeSet<(i32, i64)>,
+    /// By partition: offsets that were passed.
+    pub counted: BTreeMap<i32, i64>,
     /// By partition.
     pub watermarks: BTreeMap<i32, Watermark>,
 }
 
 pub struct Truth {
     pub kafka: Arc<FakeKafka>,
+    pub history: Arc<History>,
     pub shards: u32,
     pub seed: u64,
 }
 
 impl Truth {
-    /// Loops over the records below the limits; `shard` alone when one is given.
-    pub fn of(&self, shard: Option<u32>, below: impl Fn(i32) -> i64) -> Found {
+    /// What all shards together find in the whole log.
+    pub fn of_all(&self) -> Found {
         let mut found = Found::default();
-        for (partition, log) in self.kafka.logs.lock().unwrap().iter() {
-            let mut watermark: Watermark = None;
-            let limit = below(*partition);
-            for record in log.records.iter().take_while(|record| record.offset < limit) {
-                if record.value == BAD || record.value == POISON {
-                    found.letters.insert((*partition, record.offset));
-                    continue;
-                }
-                let window = record.time.div_euclid(WINDOW) * WINDOW;
-                let late = watermark.is_some_and(|watermark| window + WINDOW <= watermark);
-                watermark = watermark.max(Some(record.time - DELAY));
-                if shard.is_some_and(|shard| record.key % i64::from(self.shards) != i64::from(shard)) {
-                    continue;
-                }
-                let add = |sum: &mut Sum| (sum.0, sum.1) = (sum.0 + record.value, sum.1 + 1);
-                add(found.sums.entry(record.key).or_default());
-                if late {
-                    *found.late.entry(*partition).or_default() += 1;
-                } else {
-                    add(found.windows.entry((window, group(record.key))).or_default());
-                }
-            }
-            found.watermarks.insert(*partition, watermark);
-        }
+        (0..self.shards).for_each(|shard| self.add(&mut found, shard, |_| i64::MAX));
         found
+    }
+
+    /// Every record that cannot be processed, by partition and offset: a dead letter stays, whatever is rewound.
+    pub fn letters(&self) -> BTreeSet<(i32, i64)> {
+        let logs = self.kafka.logs.lock().unwrap();
+        let records = logs.iter().flat_map(|(partition, log)| log.records.iter().map(|record| (*partition, record)));
+        records.filter(|(_, record)| is_bad(record)).map(|(partition, record)| (partition, record.offset)).collect()
+    }
+
+    /// Loops over what a shard has read below the limits.
+    fn add(&self, found: &mut Found, shard: u32, below: impl Fn(i32) -> i64) {
+        let owns = |number: i64| number % i64::from(self.shards) == i64::from(shard);
+        for (partition, log) in self.kafka.logs.lock().unwrap().iter() {
+            let passes = self.history.passes(shard, *partition);
+            for (number, pass) in passes.iter().enumerate() {
+                let latest = number + 1 == passes.len();
+                let until = if latest { below(*partition) } else { pass.until }.min(log.end);
+                let counted = found.counted.entry(*partition).or_default();
+                let records = log.records.iter().skip_while(|record| record.offset < pass.from);
+                let records: Vec<_> = records.take_while(|record| record.offset < until).collect();
+                if owns(i64::from(*partition)) {
+                    *counted += (until - pass.from).max(0) - records.len() as i64;
+                }
+                let mut watermark: Watermark = None;
+                for record in records {
+                    if is_bad(record) {
+                        *counted += i64::from(owns(record.offset));
+                        continue;
+                    }
+                    let window = record.time.div_euclid(WINDOW) * WINDOW;
+                    let late = watermark.is_some_and(|watermark| window + WINDOW <= watermark);
+                    watermark = watermark.max(Some(record.time - DELAY));
+                    if !owns(record.key) {
+                        continue;
+                    }
+                    *counted += 1;
+                    let add = |sum: &mut Sum| (sum.0, sum.1) = (sum.0 + record.value, sum.1 + 1);
+                    add(found.sums.entry(record.key).or_default());
+                    if late {
+                        *found.late.entry(*partition).or_default() += 1;
+                    } else {
+                        add(found.windows.entry((window, group(record.key))).or_default());
+                    }
+                }
+                found.watermarks.insert(*partition, watermark);
+            }
+        }
     }
 
     /// Some pointers are compared with the loop as soon as they are written: which, is no matter of chance, so that looking
@@ -73,7 +100,7 @@ impl Truth {
 
     /// The state that a pointer lists.
     pub fn held(&self, pointer: &Pointer, segments: &BTreeMap<SegmentKey, Vec<u8>>) -> Result<Held, String> {
-        let mut held = Held::default();
+        let mut held = Held { closed: pointer.content.closed, ..Held::default() };
         for reference in &pointer.content.state {
             let SegmentKind::State { table } = reference.kind else { return Err(format!("{reference:?} is no state")) };
             let bytes = segments.get(&reference.key).ok_or_else(|| format!("segment {:?} is gone", reference.key))?;
@@ -100,7 +127,8 @@ impl Truth {
             Err(error) => return vec![error],
         };
         let place = format!("the state of shard {} at epoch {}", pointer.shard, pointer.epoch);
-        let found = self.of(Some(pointer.shard), |partition| position(&pointer.content.vector, partition));
+        let mut found = Found::default();
+        self.add(&mut found, pointer.shard, |partition| position(&pointer.content.vector, partition));
         let mut wrong = Vec::new();
         compare(&mut wrong, &place, "key", &held.sums, &found.sums);
         let is_open = |window: i64| held.closed.is_none_or(|closed| closed < window + WINDOW);
@@ -114,6 +142,10 @@ impl Truth {
         }
         wrong
     }
+}
+
+fn is_bad(record: &Record) -> bool {
+    [BAD, POISON, DEADLY, HANGS].contains(&record.value)
 }
 
 fn position(vector: &Vector, partition: i32) -> i64 {

@@ -34,14 +34,7 @@ pub(super) fn members<'a>(
             return None;
         }
         at = blanks(bytes, at + 1);
-        let end = match bytes.get(at)? {
-            b'"' => string(bytes, at)?,
-            b'-' | b'0'..=b'9' => number(bytes, at)?,
-            b't' => word(bytes, at, b"true")?,
-            b'f' => word(bytes, at, b"false")?,
-            b'n' => word(bytes, at, b"null")?,
-            _ => return None,
-        };
+        let end = value(bytes, at)?;
         if let Err(fault) = each(name, text.get(at..end)?) {
             return Some(Err(fault));
         }
@@ -52,6 +45,31 @@ pub(super) fn members<'a>(
             _ => return None,
         }
     }
+}
+
+/// The end of the value that begins at `at`.
+#[inline]
+pub(super) fn value(bytes: &[u8], at: usize) -> Option<usize> {
+    match bytes.get(at)? {
+        b'"' => string(bytes, at),
+        b'-' | b'0'..=b'9' => number(bytes, at),
+        b't' => word(bytes, at, b"true"),
+        b'f' => word(bytes, at, b"false"),
+        b'n' => word(bytes, at, b"null"),
+        _ => None,
+    }
+}
+
+/// Whether there is a backslash.
+#[inline]
+pub(super) fn escapes(bytes: &[u8]) -> bool {
+    let words = bytes.chunks_exact(8);
+    let mut rest = words.remainder().iter();
+    let holds = |word: &[u8]| {
+        let zero = word.try_into().map_or(0, u64::from_le_bytes) ^ (ONES * u64::from(b'\\'));
+        zero.wrapping_sub(ONES) & !zero & HIGH != 0
+    };
+    words.fold(false, |found, word| found | holds(word)) || rest.any(|byte| *byte == b'\\')
 }
 
 /// The first place from `at` on that is no blank.
@@ -128,6 +146,7 @@ mod tests {
     #![allow(clippy::unwrap_used)]
 
     use super::super::reader;
+    use super::super::tests::mutations::Mutations;
     use super::*;
 
     fn quick(text: &str) -> Option<Vec<(String, String)>> {
@@ -197,24 +216,10 @@ mod tests {
             b"true",
             "é".as_bytes(),
         ];
-        let mut random = 0x9E37_79B9_7F4A_7C15_u64;
-        let mut below = |bound: usize| {
-            random ^= random << 13;
-            random ^= random >> 7;
-            random ^= random << 17;
-            (random >> 11) as usize % bound
-        };
+        let mut mutations = Mutations::new();
         let (mut taken, mut refused) = (0, 0);
         for round in 0..200_000 {
-            let mut bytes = seeds[round % seeds.len()].as_bytes().to_vec();
-            for _ in 0..1 + below(3) {
-                let at = below(bytes.len());
-                match below(3) {
-                    0 => drop(bytes.remove(at)),
-                    1 => drop(bytes.splice(at..at, pieces[below(pieces.len())].iter().copied())),
-                    _ => drop(bytes.splice(at..=at, pieces[below(pieces.len())].iter().copied())),
-                }
-            }
+            let bytes = mutations.of(seeds[round % seeds.len()], &pieces);
             let Ok(text) = std::str::from_utf8(&bytes) else { continue };
             match quick(text) {
                 Some(found) => {

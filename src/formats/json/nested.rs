@@ -16,6 +16,7 @@ use super::column::{Column, Named};
 use super::fault::{Fault, excerpt, shown};
 use super::flat::{Keys, finish_nulls};
 use super::flat_object;
+use super::layout::Layout;
 use super::options::MissingField;
 use super::reader::{self, Value};
 
@@ -32,6 +33,8 @@ pub(super) struct Members {
     missing: MissingField,
     /// Where in the object the value of each field stands. Of fields that come twice, the last one.
     found: Vec<Option<Range<usize>>>,
+    /// What stood around the values of the last object.
+    layout: Layout,
 }
 
 impl Members {
@@ -39,13 +42,30 @@ impl Members {
         let places = fields.iter().enumerate().map(|(place, field)| (field.name.clone(), place));
         let places = if fields.len() < MANY_FIELDS { HashMap::new() } else { places.collect() };
         let found = vec![None; fields.len()];
-        Self { fields, places, others, missing, found }
+        Self { fields, places, others, missing, found, layout: Layout::default() }
     }
 
     /// Appends one row: what the object in `text` holds.
     pub(super) fn append(&mut self, text: &str) -> Result<(), Fault> {
-        let Self { fields, places, others, missing, found } = self;
+        match self.append_alike(text) {
+            Some(appended) => appended,
+            None => self.append_any(text),
+        }
+    }
+
+    /// Appends one row if the object in `text` looks like the last one.
+    #[inline]
+    pub(super) fn append_alike(&mut self, text: &str) -> Option<Result<(), Fault>> {
+        self.found.fill(None);
+        let alike = self.layout.find(text, &mut self.found);
+        alike.then(|| append_found(&mut self.fields, &mut self.found, text, self.missing))
+    }
+
+    /// Appends one row, whatever the object in `text` looks like.
+    pub(super) fn append_any(&mut self, text: &str) -> Result<(), Fault> {
+        let Self { fields, places, others, missing, found, layout } = self;
         found.fill(None);
+        layout.begin();
         // Records name their fields in the same order mostly, so the next name is likely that of the next field.
         let mut next = 0;
         let mut take = |name: &str, value: &str| {
@@ -56,9 +76,11 @@ impl Members {
             } else {
                 places.get(name).copied()
             };
+            let start = value.as_ptr() as usize - text.as_ptr() as usize;
+            let value = start..start + value.len();
+            layout.member(text, &value, place);
             if let Some(place) = place {
-                let start = value.as_ptr() as usize - text.as_ptr() as usize;
-                found[place] = Some(start..start + value.len());
+                found[place] = Some(value);
                 next = place + 1;
             } else if others.as_ref().is_some_and(|others| !others.iter().any(|other| *other == name)) {
                 return Err(Fault::new(format!(
@@ -69,14 +91,14 @@ impl Members {
             Ok(())
         };
         match flat_object::members(text, &mut take) {
-            Some(walked) => walked?,
+            Some(walked) => {
+                walked?;
+                layout.end(text);
+            }
             // What the quick walk found already is found again.
             None => reader::members(text, |name, value| take(&name, value))?,
         }
-        for (field, found) in fields.iter_mut().zip(found) {
-            field.append(found.take().and_then(|place| text.get(place)).map(Value::of), *missing)?;
-        }
-        Ok(())
+        append_found(fields, found, text, *missing)
     }
 
     fn append_null(&mut self) {
@@ -94,6 +116,20 @@ impl Members {
     pub(super) fn finish(&mut self) -> Result<Vec<ArrayRef>, ArrowError> {
         self.fields.iter_mut().map(|field| field.column.finish()).collect()
     }
+}
+
+/// Appends the values that were found to their columns.
+#[inline]
+fn append_found(
+    fields: &mut [Named],
+    found: &mut [Option<Range<usize>>],
+    text: &str,
+    missing: MissingField,
+) -> Result<(), Fault> {
+    for (field, found) in fields.iter_mut().zip(found) {
+        field.append(found.take().and_then(|place| text.get(place)).map(Value::of), missing)?;
+    }
+    Ok(())
 }
 
 /// Objects with fields of their own types.

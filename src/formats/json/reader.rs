@@ -11,6 +11,7 @@ use serde::de::{DeserializeSeed, Error, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 use super::fault::{Fault, shown};
+use super::flat_object;
 
 /// A JSON value, with the text it stands in.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -70,7 +71,7 @@ pub(super) fn value(text: &str) -> Result<Value<'_>, Fault> {
 /// What a quoted JSON string says, without quotes and escapes.
 pub(super) fn content(quoted: &str) -> Result<Cow<'_, str>, Fault> {
     let inner = quoted.get(1..quoted.len().saturating_sub(1)).unwrap_or_default();
-    if inner.as_bytes().contains(&b'\\') {
+    if flat_object::escapes(inner.as_bytes()) {
         // The walk that found the string has seen that its escapes are well formed; it does not look at pairs of them.
         let half =
             |_| Fault::new(format!("{} escapes half a character (a lone surrogate)", shown(Value::Text(quoted))));

@@ -2,6 +2,7 @@
 
 mod batches;
 mod document;
+pub(super) mod mutations;
 mod nested;
 mod options;
 mod records;

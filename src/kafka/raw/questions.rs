@@ -150,7 +150,7 @@ impl Client {
         }
     }
 
-    /// The log's end as the last fetch told it.
+    /// The log's end as the last fetch told it, with what an open transaction hides.
     pub(in crate::kafka) fn cached_end(&self, topic: &CStr, partition: i32) -> Option<i64> {
         let (mut low, mut high) = (0, 0);
         // SAFETY: as above.

@@ -14,6 +14,7 @@ use datafusion::error::DataFusionError;
 use datafusion::logical_expr::{EmitTo, GroupsAccumulator};
 
 use super::Numbering;
+use crate::sql::aggregation::unnested;
 use crate::sql::pipeline::{batch_of, conform};
 
 /// What is kept of each group.
@@ -25,7 +26,9 @@ pub(in crate::sql) struct Top {
     pub(in crate::sql) options: Vec<SortOptions>,
     /// The ORDER BY expressions, then the columns of a row.
     pub(in crate::sql) fields: Fields,
-    /// The columns of a row, then its number.
+    /// The key column that is answered behind the number of a row, if one is: the window of its group.
+    pub(in crate::sql) window: Option<usize>,
+    /// The columns of a row, then its number, then the window.
     pub(in crate::sql) output: SchemaRef,
 }
 
@@ -54,10 +57,11 @@ impl Top {
         }))
     }
 
-    /// The rows of groups with their numbers, and the group of each.
+    /// The rows of groups with their numbers, and the group of each. `keys` are those of the groups.
     pub(in crate::sql) fn expand(
         &self,
         groups: &ArrayRef,
+        keys: &[ArrayRef],
     ) -> Result<(arrow::array::RecordBatch, UInt32Array), DataFusionError> {
         let groups = conform(Arc::clone(groups), &self.state_type())?;
         let groups = groups.as_list::<i32>();
@@ -86,9 +90,13 @@ impl Top {
         let picked = UInt32Array::from(picked);
         let mut columns = arrow::compute::take_arrays(&rows.columns()[self.options.len()..], &picked, None)?;
         columns.push(Arc::new(UInt64Array::from(numbers)));
+        let origins = UInt32Array::from(origins);
+        if let Some(window) = self.window {
+            columns.push(arrow::compute::take(&keys[window], &origins, None)?);
+        }
         let columns = columns.into_iter().zip(self.output.fields());
         let columns = columns.map(|(column, field)| conform(column, field.data_type())).collect::<Result<_, _>>()?;
-        Ok((batch_of(&self.output, columns, origins.len())?, UInt32Array::from(origins)))
+        Ok((batch_of(&self.output, columns, origins.len())?, origins))
     }
 }
 
@@ -200,11 +208,7 @@ impl GroupsAccumulator for TopRows {
         let Some(lists) = values.first().and_then(|lists| lists.as_list_opt::<i32>()) else {
             return Err(DataFusionError::Internal("the state of a ranking is a list of rows".into()));
         };
-        let (from, until) = (lists.value_offsets()[0] as usize, lists.value_offsets()[lists.len()] as usize);
-        let rows = lists.values().slice(from, until - from);
-        let lengths = lists.offsets().lengths();
-        let groups = lengths.zip(group_indices).flat_map(|(length, group)| std::iter::repeat_n(*group, length));
-        let groups: Vec<_> = groups.collect();
+        let (rows, groups) = unnested(lists, group_indices.iter().copied());
         self.add(rows.as_struct().columns(), groups.into_iter())
     }
 
@@ -239,6 +243,7 @@ mod tests {
             limit,
             options: vec![SortOptions { descending, nulls_first: false }],
             fields: Fields::from(vec![number("o"), number("v")]),
+            window: None,
             output: Arc::new(Schema::new(vec![number("v"), Field::new("n", DataType::UInt64, true)])),
         })
     }
@@ -256,7 +261,7 @@ mod tests {
         };
         let mut whole = top.accumulator().unwrap();
         whole.update_batch(&columns(0, order.len()), &vec![0; order.len()], None, 1).unwrap();
-        let (whole, origins) = top.expand(&whole.evaluate(EmitTo::All).unwrap()).unwrap();
+        let (whole, origins) = top.expand(&whole.evaluate(EmitTo::All).unwrap(), &[]).unwrap();
         assert!(origins.values().iter().all(|origin| *origin == 0));
         let mut merged = top.accumulator().unwrap();
         for row in (0..order.len()).rev() {
@@ -265,7 +270,7 @@ mod tests {
             merged.merge_batch(&part.state(EmitTo::All).unwrap(), &[0], 1).unwrap();
         }
         assert!(merged.size() > 0);
-        let (merged, _) = top.expand(&merged.evaluate(EmitTo::All).unwrap()).unwrap();
+        let (merged, _) = top.expand(&merged.evaluate(EmitTo::All).unwrap(), &[]).unwrap();
         assert_eq!(rows(&whole), rows(&merged));
         rows(&whole)
     }

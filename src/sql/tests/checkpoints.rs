@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, AsArray, BooleanArray, Int64Array, RecordBatch, StringArray};
+use arrow::array::{ArrayRef, AsArray, BooleanArray, Decimal128Array, Int64Array, RecordBatch, StringArray};
 use arrow::datatypes::{DataType, Int64Type};
 use strandline_actors::ports::{Change, StageError, StateDelta};
 
@@ -61,13 +61,19 @@ fn a_checkpoint_holds_the_changed_groups() {
 }
 
 fn delta(names: &[&str], counts: &[i64], gone: &[bool]) -> StateDelta {
+    let sums = DataType::Decimal128(38, 0);
     let columns: Vec<(&str, ArrayRef)> = vec![
         ("k0", Arc::new(StringArray::from(names.to_vec()))),
         ("s1", Arc::new(Int64Array::from(counts.to_vec()))),
-        ("s2", Arc::new(Int64Array::from(counts.to_vec()))),
+        (
+            "s2",
+            Arc::new(
+                Decimal128Array::from_iter_values(counts.iter().map(|count| i128::from(*count))).with_data_type(sums),
+            ),
+        ),
         ("_deleted", Arc::new(BooleanArray::from(gone.to_vec()))),
     ];
-    StateDelta { table: 0, rows: RecordBatch::try_from_iter(columns).unwrap() }
+    StateDelta { table: 0, rows: RecordBatch::try_from_iter(columns).unwrap(), whole: false }
 }
 
 #[test]
@@ -103,9 +109,9 @@ fn the_state_of_another_query_is_refused() {
         error.to_string()
     };
     let good = delta(&["a"], &[1], &[false]);
-    let fewer = StateDelta { table: 0, rows: good.rows.project(&[0, 1, 3]).unwrap() };
+    let fewer = StateDelta { table: 0, rows: good.rows.project(&[0, 1, 3]).unwrap(), whole: false };
     assert!(refuse(fewer).contains("the stored state has 3 columns"));
-    let other = StateDelta { table: 0, rows: good.rows.project(&[1, 0, 2, 3]).unwrap() };
+    let other = StateDelta { table: 0, rows: good.rows.project(&[1, 0, 2, 3]).unwrap(), whole: false };
     assert!(refuse(other).contains("the stored state holds Int64 where the query keeps Utf8"));
     assert!(refuse(StateDelta { table: 1, ..good }).contains("table 1"));
 }

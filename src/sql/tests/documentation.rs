@@ -15,7 +15,8 @@ fn the_examples_run() {
     assert!(examples.len() >= 2);
     for example in examples {
         let plan = planned(example);
-        assert_eq!((plan.sources[0].topic.as_str(), plan.sink.name.as_str()), ("orders", "revenue"));
+        assert_eq!(plan.sources[0].topic, "orders");
+        assert!(plan.inserts.iter().any(|insert| insert.sink.name == "revenue"));
     }
 }
 

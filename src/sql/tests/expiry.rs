@@ -59,7 +59,7 @@ fn schema() -> Schema {
 /// Runs a query in several ways, and compares each with the batch engine over the rows that count.
 fn check(sql: &str, reference: &str, logs: &[Vec<Record>], counted: &[Vec<Order>], dice: &mut Dice) {
     let texts: Vec<Vec<Record>> = counted.iter().map(|orders| log(json(orders))).collect();
-    let expected = batch_engine(reference, decoded(&schema().into(), &texts), &planned(sql).sink.schema);
+    let expected = batch_engine(reference, decoded(&schema().into(), &texts), &planned(sql).inserts[0].sink.schema);
     for _ in 0..6 {
         let mut pipeline = Pipeline::new(sql, 1 + dice.below(3), logs.len());
         pipeline.may_delete_nothing = true;
@@ -138,6 +138,33 @@ fn a_group_is_forgotten_and_its_row_stays() {
         assert_eq!((pipeline.keys(), of_first.as_str()), (keys, row), "after {until}");
     }
     assert_eq!(pipeline.rows.len(), 2);
+}
+
+/// A record that says it is of the far future moves neither the time of its partition nor that of its group: by Kafka's
+/// timestamps as little as by event time.
+#[test]
+fn a_record_from_the_far_future_resets_and_freezes_no_group() {
+    let minute = 60_000;
+    let noon = 1_700_000_000_000 / minute * minute;
+    let times = [("a", 0), ("a", 10), ("b", 10), ("b", 40_000_000), ("a", 20), ("b", 30)];
+    for options in ["", ", 'watermark.column' 'ts', 'watermark.max.ahead' '5 minutes'"] {
+        let text = sql(options, "").replace("'100 milliseconds'", "'1 hour'");
+        let mut log = log(times.map(|(k, at)| format!("{{\"k\":\"{k}\",\"v\":1,\"ts\":{}}}", noon + at * minute)));
+        for (record, (_, at)) in log.iter_mut().zip(times) {
+            // An event time is looked at beside the time at which it was written.
+            record.timestamp = noon + if options.is_empty() { at } else { at.min(30) } * minute;
+        }
+        for cut in [1, 6] {
+            let mut pipeline = Pipeline::new(&text, 2, 1);
+            for at in (0..6).step_by(cut) {
+                pipeline.batch(0, &log, at, at + cut as i64);
+                pipeline.checkpoint_all();
+            }
+            let mut rows: Vec<_> = pipeline.rows.values().map(|row| format!("{} {}", row[0], row[1])).collect();
+            rows.sort();
+            assert_eq!((rows, pipeline.keys()), (vec!["a 3".to_owned(), "b 3".to_owned()], 2), "{options}");
+        }
+    }
 }
 
 #[test]

@@ -107,3 +107,25 @@ fn another_meaning_is_another_fingerprint() {
         seen.push(plan.fingerprint);
     }
 }
+
+/// The rows that a ranking keeps are stored column by column, and told apart from left to right: their order counts, and
+/// not how they are called.
+#[test]
+fn the_columns_of_ranked_rows_are_part_of_the_plan() {
+    let of = |inner: &str, outer: &str| {
+        planned(&format!(
+            "CREATE EXTERNAL TABLE orders (k VARCHAR, id BIGINT, v BIGINT) STORED AS JSON LOCATION 'kafka://orders';
+             CREATE EXTERNAL TABLE result (k VARCHAR, id BIGINT, v BIGINT, PRIMARY KEY (k)) STORED AS CQL
+               LOCATION 'cassandra://shop/result';
+             INSERT INTO result SELECT {outer} FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY k ORDER BY v) AS rn
+               FROM ({inner})) WHERE rn = 1"
+        ))
+    };
+    let (id_last, id_first) =
+        (of("SELECT k, v, id FROM orders", "k, id, v"), of("SELECT k, id, v FROM orders", "k, id, v"));
+    assert_ne!(id_last.fingerprint, id_first.fingerprint, "{}", id_last.description);
+    let computed = of("SELECT k, id + 1 AS id, v FROM orders", "k, id, v");
+    assert_ne!(computed.fingerprint, of("SELECT k, id + 2 AS id, v FROM orders", "k, id, v").fingerprint);
+    let renamed = of("SELECT t.k, w AS v, t.id AS number FROM (SELECT v AS w, * FROM orders) t", "k, number, v");
+    assert_eq!(renamed.description, id_last.description);
+}

@@ -17,14 +17,15 @@ use datafusion::execution::context::SessionContext;
 use datafusion::prelude::SessionConfig;
 use strandline_actors::pointer::{Attempt, Epoch, SegmentKey, SegmentKind};
 use strandline_actors::ports::{
-    Change, DeadLetter, KeyedOperator, OutputBatch, Query, SourceBatch, SourceStage, StageError, StageInput,
-    StageOutput, StateDelta, raw,
+    Change, DeadLetter, KeyedOperator, OperatorCheckpoint, OutputBatch, Query, SourceBatch, SourceStage, StageError,
+    StageInput, StageOutput, StateDelta, raw,
 };
 use strandline_actors::position::{Counts, Offset, PartitionKey, Position, Range, SourcePartition, Vector, Watermark};
 use strandline_actors::segment;
 use uuid::Uuid;
 
 use super::super::{Plan, plan};
+use crate::catalog::SinkTable;
 
 /// Numbers that are the same in each run of a test.
 pub(super) struct Dice(u64);
@@ -77,11 +78,13 @@ pub(super) fn log<V: Into<Vec<u8>>>(values: impl IntoIterator<Item = V>) -> Vec<
 }
 
 pub(super) fn partition(number: i32) -> SourcePartition {
-    SourcePartition {
-        source: 0,
-        topic: "orders".into(),
-        key: PartitionKey { topic_id: Uuid::from_u128(0x5eed), partition: number },
-    }
+    of_source(0, "orders", number)
+}
+
+/// A partition of one of several topics.
+fn of_source(source: usize, topic: &str, number: i32) -> SourcePartition {
+    let topic_id = Uuid::from_u128(0x5eed + source as u128);
+    SourcePartition { source, topic: topic.into(), key: PartitionKey { topic_id, partition: number } }
 }
 
 /// The batch of a range of a log, as the Kafka adapter makes it.
@@ -103,6 +106,7 @@ pub(super) fn batch(log: &[Record], from: i64, until: i64) -> SourceBatch {
         records: RecordBatch::try_from_iter_with_nullable(columns.into_iter().map(|(n, c)| (n, c, true))).unwrap(),
         bytes: 0,
         end: None,
+        open_transaction: false,
         lost: false,
         producers: Default::default(),
     }
@@ -139,6 +143,12 @@ pub(super) fn run_stage(plan: &Plan, log: &[Record], shards: usize, from: i64, u
     run_cut(plan, log, from, until, &vec![Some(Offset(0)); shards], &[]).unwrap()
 }
 
+/// What a stage is given if nothing is special.
+pub(super) fn input<'a>(partition: &'a SourcePartition, batch: &'a SourceBatch) -> StageInput<'a> {
+    let now = 1_800_000_000_000_000;
+    StageInput { partition, batch, watermark: None, quiet: None, cuts: &[], closed: &[], now, poison: &[] }
+}
+
 pub(super) fn run_cut(
     plan: &Plan,
     log: &[Record],
@@ -150,7 +160,8 @@ pub(super) fn run_cut(
     let partition = partition(0);
     let mut stage = plan.query().source_stage(&partition);
     let batch = batch(log, from, until);
-    stage.run(StageInput { partition: &partition, batch: &batch, watermark: None, quiet: None, cuts, poison })
+    let closed = vec![None; cuts.len()];
+    stage.run(StageInput { cuts, closed: &closed, poison, ..input(&partition, &batch) })
 }
 
 pub(super) fn total(output: &StageOutput) -> Counts {
@@ -172,7 +183,65 @@ pub(super) fn values(rows: &RecordBatch, row: usize) -> Vec<ScalarValue> {
     rows.columns().iter().map(|column| ScalarValue::try_from_array(column, row).unwrap()).collect()
 }
 
-/// A whole pipeline.
+/// A table that a pipeline writes.
+pub(super) struct Table {
+    sink: SinkTable,
+    key: Vec<usize>,
+    pub(super) rows: Rows,
+    /// How often each row was written.
+    pub(super) written: BTreeMap<String, usize>,
+    pub(super) deletes: usize,
+}
+
+impl Table {
+    fn new(sink: &SinkTable) -> Self {
+        let schema = &sink.schema;
+        let key = match sink.primary_key.is_empty() {
+            true => (0..schema.fields().len()).collect(),
+            false => sink.primary_key.iter().map(|name| schema.index_of(name).unwrap()).collect(),
+        };
+        Self { sink: sink.clone(), key, rows: Rows::new(), written: BTreeMap::new(), deletes: 0 }
+    }
+
+    fn key_of(&self, row: &[ScalarValue]) -> String {
+        self.key.iter().map(|column| format!("{:?}", row[*column])).collect::<Vec<_>>().join("|")
+    }
+
+    fn write(&mut self, output: &OutputBatch, may_delete_nothing: bool) {
+        assert_eq!(output.rows.schema().fields().len(), self.sink.schema.fields().len());
+        assert!(output.rows.schema().metadata().is_empty());
+        for row in 0..output.rows.num_rows() {
+            let row = values(&output.rows, row);
+            let key = self.key_of(&row);
+            match output.change {
+                Change::Upsert => {
+                    *self.written.entry(key.clone()).or_default() += 1;
+                    self.rows.insert(key, row);
+                }
+                Change::Delete => {
+                    self.deletes += 1;
+                    let there = self.rows.remove(&key).is_some();
+                    assert!(there || may_delete_nothing, "what is deleted was there: {key}");
+                }
+            }
+        }
+    }
+
+    /// Compares the rows with others; DOUBLE within 1e-12 relative, all else exactly.
+    pub(super) fn assert_rows(&self, expected: Vec<Vec<ScalarValue>>) {
+        let wanted: Rows = expected.into_iter().map(|row| (self.key_of(&row), row)).collect();
+        let keys = |rows: &Rows| rows.keys().cloned().collect::<Vec<_>>();
+        assert_eq!(keys(&self.rows), keys(&wanted), "{}", self.sink.name);
+        for (key, found) in &self.rows {
+            for ((found, wanted), field) in found.iter().zip(&wanted[key]).zip(self.sink.schema.fields()) {
+                let name = field.name();
+                assert!(close(found, wanted), "{name} of {key}: {found:?}, but the batch engine says {wanted:?}");
+            }
+        }
+    }
+}
+
+/// A whole pipeline. Of the tables that it writes, it stands for the first.
 pub(super) struct Pipeline {
     pub(super) plan: Plan,
     pub(super) query: Arc<dyn Query>,
@@ -180,16 +249,20 @@ pub(super) struct Pipeline {
     stages: Vec<Box<dyn SourceStage>>,
     operators: Vec<Box<dyn KeyedOperator>>,
     stored: Vec<Vec<StateDelta>>,
-    key: Vec<usize>,
+    partitions: Vec<SourcePartition>,
+    /// What each INSERT writes.
+    pub(super) tables: Vec<Table>,
     /// The watermark of each partition.
     pub(super) watermarks: Vec<Watermark>,
     idle: Vec<bool>,
+    raised: Vec<Watermark>,
     /// The highest watermark of the shards so far.
-    told: Watermark,
-    pub(super) rows: Rows,
-    /// How often each row was written.
-    pub(super) written: BTreeMap<String, usize>,
-    pub(super) deletes: usize,
+    pub(super) told: Watermark,
+    /// What each partition knows of it.
+    closed: Vec<Watermark>,
+    /// What the last checkpoint of each shard had of it.
+    stored_closed: Vec<Watermark>,
+    batches: usize,
     /// A row may be removed that is not there.
     pub(super) may_delete_nothing: bool,
     pub(super) letters: Vec<DeadLetter>,
@@ -200,41 +273,56 @@ impl Pipeline {
     pub(super) fn new(sql: &str, shards: usize, partitions: usize) -> Self {
         let plan = planned(sql);
         let query = plan.query();
-        let schema = &plan.sink.schema;
-        let key: Vec<_> = match plan.sink.primary_key.is_empty() {
-            true => (0..schema.fields().len()).collect(),
-            false => plan.sink.primary_key.iter().map(|name| schema.index_of(name).unwrap()).collect(),
-        };
+        // The partitions of several topics come one after the other.
+        let partitions: Vec<_> = (0..partitions)
+            .map(|number| {
+                let source = number % plan.sources.len();
+                of_source(source, &plan.sources[source].topic, number as i32)
+            })
+            .collect();
+        let number = partitions.len();
         Self {
-            stages: (0..partitions).map(|p| query.source_stage(&partition(p as i32))).collect(),
+            stages: partitions.iter().map(|partition| query.source_stage(partition)).collect(),
             operators: (0..shards).map(|shard| query.operator(shard as u32)).collect(),
             stored: vec![Vec::new(); shards],
+            tables: plan.inserts.iter().map(|insert| Table::new(&insert.sink)).collect(),
+            partitions,
             plan,
             query,
             shards,
-            key,
-            watermarks: vec![None; partitions],
-            idle: vec![false; partitions],
+            watermarks: vec![None; number],
+            idle: vec![false; number],
+            raised: vec![None; number],
             told: None,
-            rows: Rows::new(),
-            written: BTreeMap::new(),
-            deletes: 0,
+            closed: vec![None; number],
+            stored_closed: vec![None; shards],
+            batches: 0,
             may_delete_nothing: false,
             letters: Vec::new(),
             counts: Counts::default(),
         }
     }
 
+    /// The table of a name.
+    pub(super) fn table(&self, name: &str) -> &Table {
+        self.tables.iter().find(|table| table.sink.name == name).unwrap()
+    }
+
     pub(super) fn batch(&mut self, number: usize, log: &[Record], from: i64, until: i64) {
-        let partition = partition(number as i32);
+        let partition = self.partitions[number].clone();
         let batch = batch(log, from, until);
         let cuts = vec![Some(Offset(from)); self.shards];
         let watermark = self.watermarks[number];
-        let input =
-            StageInput { partition: &partition, batch: &batch, watermark, quiet: None, cuts: &cuts, poison: &[] };
+        // One that was idle asks before it goes on; otherwise it knows from some earlier answer.
+        self.batches += 1;
+        if std::mem::take(&mut self.idle[number]) || self.batches.is_multiple_of(2) {
+            self.closed[number] = self.told;
+        }
+        self.raised[number] = None;
+        let closed = vec![self.closed[number]; self.shards];
+        let input = StageInput { watermark, cuts: &cuts, closed: &closed, ..input(&partition, &batch) };
         let output = self.stages[number].run(input).unwrap();
         self.watermarks[number] = output.watermark;
-        self.idle[number] = false;
         let lowest = self.lowest();
         assert_eq!(total(&output).total(), (until - from) as u64, "every offset is counted once");
         self.counts.add(&total(&output));
@@ -246,21 +334,25 @@ impl Pipeline {
 
     /// A partition has been quiet for so long at the end of its log.
     pub(super) fn quiet(&mut self, number: usize, seconds: u64) {
-        let partition = partition(number as i32);
+        let partition = self.partitions[number].clone();
         let batch = batch(&[], 0, 0);
         let quiet = Some(Duration::from_secs(seconds));
         let (watermark, cuts) = (self.watermarks[number], vec![Some(Offset(0)); self.shards]);
-        let input = StageInput { partition: &partition, batch: &batch, watermark, quiet, cuts: &cuts, poison: &[] };
+        let closed = vec![self.closed[number]; self.shards];
+        let input = StageInput { watermark, quiet, cuts: &cuts, closed: &closed, ..input(&partition, &batch) };
         let output = self.stages[number].run(input).unwrap();
-        (self.watermarks[number], self.idle[number]) = (output.watermark, output.idle);
+        assert_eq!(output.watermark, self.watermarks[number]);
+        (self.idle[number], self.raised[number]) = (output.idle, output.raised);
         let lowest = self.lowest();
         self.operators.iter_mut().for_each(|operator| operator.apply(Vec::new(), lowest).unwrap());
     }
 
     /// The watermark of the shards.
     fn lowest(&mut self) -> Watermark {
-        let positions = self.watermarks.iter().zip(&self.idle).zip(0..).map(|((watermark, idle), number)| {
-            (partition(number).key, Position { watermark: *watermark, idle: *idle, ..Position::start(Offset(0)) })
+        let positions = (0..self.watermarks.len()).map(|number| {
+            let (watermark, idle, raised) = (self.watermarks[number], self.idle[number], self.raised[number]);
+            let position = Position { watermark, idle, raised, ..Position::start(Offset(0)) };
+            (self.partitions[number].key, position)
         });
         self.told = self.told.max(Vector(positions.collect()).watermark());
         self.told
@@ -268,31 +360,28 @@ impl Pipeline {
 
     pub(super) fn checkpoint(&mut self, shard: usize) -> Vec<OutputBatch> {
         let checkpoint = self.operators[shard].checkpoint().unwrap();
-        self.stored[shard].extend(checkpoint.state);
-        for output in &checkpoint.output {
-            assert_eq!(output.rows.schema().fields().len(), self.plan.sink.schema.fields().len());
-            for row in 0..output.rows.num_rows() {
-                let row = values(&output.rows, row);
-                let key = self.key.iter().map(|column| format!("{:?}", row[*column])).collect::<Vec<_>>().join("|");
-                match output.change {
-                    Change::Upsert => {
-                        *self.written.entry(key.clone()).or_default() += 1;
-                        self.rows.insert(key, row);
-                    }
-                    Change::Delete => {
-                        self.deletes += 1;
-                        let there = self.rows.remove(&key).is_some();
-                        assert!(there || self.may_delete_nothing, "what is deleted was there: {key}");
-                    }
-                }
+        for delta in checkpoint.state {
+            // Nothing older counts.
+            if delta.whole {
+                self.stored[shard].retain(|stored| stored.table != delta.table);
             }
+            self.stored[shard].push(delta);
+        }
+        self.stored_closed[shard] = self.told;
+        for output in &checkpoint.output {
+            self.tables[output.sink].write(output, self.may_delete_nothing);
         }
         checkpoint.output
     }
 
     /// Why a shard cannot take a checkpoint.
     pub(super) fn fails(&mut self, shard: usize) -> Option<String> {
-        self.operators[shard].checkpoint().err().map(|error| error.to_string())
+        self.try_checkpoint(shard).err().map(|error| error.to_string())
+    }
+
+    /// A checkpoint that is neither stored nor written.
+    pub(super) fn try_checkpoint(&mut self, shard: usize) -> Result<OperatorCheckpoint, StageError> {
+        self.operators[shard].checkpoint()
     }
 
     pub(super) fn checkpoint_all(&mut self) -> Vec<OutputBatch> {
@@ -309,15 +398,15 @@ impl Pipeline {
         for (table, shape) in fresh.tables().into_iter().enumerate() {
             let of_table = self.stored[shard].iter().filter(|delta| delta.table == table);
             let deltas: Vec<_> = of_table.map(|delta| delta.rows.clone()).collect();
-            let merged = strandline_actors::compaction::merge(&deltas, shape.key_columns, true).unwrap();
-            if let Some(rows) = merged {
+            let merged = strandline_actors::compaction::merge(&deltas, shape, true, self.stored_closed[shard]).unwrap();
+            for rows in merged {
                 let next = || {
                     number += 1;
                     SegmentKey { number, ..key }
                 };
                 let segments = segment::encode(&rows, SegmentKind::State { table }, next).unwrap();
                 let decoded = segments.iter().flat_map(|s| segment::decode(&s.reference, &s.bytes).unwrap());
-                stored.extend(decoded.map(|rows| StateDelta { table, rows }));
+                stored.extend(decoded.map(|rows| StateDelta { table, rows, whole: false }));
             }
         }
         self.stored[shard] = stored;
@@ -389,20 +478,23 @@ pub(super) fn batch_engine(select: &str, rows: RecordBatch, sink: &Schema) -> Ve
         .collect()
 }
 
-/// Compares the rows of a sink with others; DOUBLE within 1e-12 relative, all else exactly.
-pub(super) fn assert_rows(pipeline: &Pipeline, expected: Vec<Vec<ScalarValue>>) {
-    let schema = &pipeline.plan.sink.schema;
-    let wanted: Rows = expected
-        .into_iter()
-        .map(|row| (pipeline.key.iter().map(|c| format!("{:?}", row[*c])).collect::<Vec<_>>().join("|"), row))
-        .collect();
-    let keys = |rows: &Rows| rows.keys().cloned().collect::<Vec<_>>();
-    assert_eq!(keys(&pipeline.rows), keys(&wanted));
-    for (key, found) in &pipeline.rows {
-        for ((found, wanted), field) in found.iter().zip(&wanted[key]).zip(schema.fields()) {
-            assert!(close(found, wanted), "{} of {key}: {found:?}, but the batch engine says {wanted:?}", field.name());
-        }
+impl std::ops::Deref for Pipeline {
+    type Target = Table;
+
+    fn deref(&self) -> &Table {
+        &self.tables[0]
     }
+}
+
+impl std::ops::DerefMut for Pipeline {
+    fn deref_mut(&mut self) -> &mut Table {
+        &mut self.tables[0]
+    }
+}
+
+/// Compares the rows of the only sink with others.
+pub(super) fn assert_rows(pipeline: &Pipeline, expected: Vec<Vec<ScalarValue>>) {
+    pipeline.assert_rows(expected);
 }
 
 fn close(found: &ScalarValue, wanted: &ScalarValue) -> bool {

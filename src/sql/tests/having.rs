@@ -45,7 +45,7 @@ fn random_groups_equal_the_batch_engine() {
             arrow::datatypes::Field::new("v", arrow::datatypes::DataType::Int64, true),
         ]);
         let rows = decoded(&schema.into(), &logs);
-        let expected = batch_engine(SELECT, rows, &pipeline.plan.sink.schema);
+        let expected = batch_engine(SELECT, rows, &pipeline.plan.inserts[0].sink.schema);
         assert_rows(&pipeline, expected);
     }
 }

@@ -44,7 +44,7 @@ fn check(columns: &str, select: &str, reference: &str) {
         );
         let text = tables(columns, APPEND) + select;
         let rows = decoded(&schema.clone().into(), &logs);
-        let expected = batch_engine(&reference, rows, &planned(&text).sink.schema);
+        let expected = batch_engine(&reference, rows, &planned(&text).inserts[0].sink.schema);
         for _ in 0..4 {
             let mut pipeline = Pipeline::new(&text, 1 + dice.below(3), 1);
             pipeline.run(&logs, &mut dice);

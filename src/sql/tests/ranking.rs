@@ -42,7 +42,7 @@ fn check(columns: &str, select: &str, reference: Option<&str>, seeds: u64) {
     for seed in 0..seeds {
         let mut dice = Dice::new(seed);
         let logs: Vec<_> = (0..2).map(|partition| log(records(&mut dice, partition))).collect();
-        let sink = planned(&(tables(columns, "", "") + select)).sink.schema;
+        let sink = planned(&(tables(columns, "", "") + select)).inserts.remove(0).sink.schema;
         let expected = batch_engine(reference.unwrap_or(select), decoded(&schema().into(), &logs), &sink);
         assert!(!expected.is_empty());
         for _ in 0..3 {
@@ -119,29 +119,70 @@ fn ties_are_broken_by_the_columns_of_the_rows() {
     check(columns, select, Some(&reference), 3);
 }
 
-/// Rows of a window are written once, when it is closed.
+/// Rows of a window are written once, when it is closed, with the bounds of that window: a row is among the first of each
+/// window that it is in, and in the session that it is a part of.
 #[test]
 fn the_first_rows_of_each_window() {
-    let columns = "start TIMESTAMP(3), k VARCHAR, rn BIGINT, id BIGINT, v BIGINT, PRIMARY KEY (start, k, rn)";
-    let select = "SELECT start, k, rn, id, v FROM (SELECT window.start, *, ROW_NUMBER() OVER
+    let numbered = "ROW_NUMBER() OVER (PARTITION BY start, k ORDER BY v DESC, id) AS rn";
+    let closed = "(SELECT max(ts) FROM orders) - INTERVAL '40 milliseconds'";
+    let start = "start TIMESTAMP(3), k VARCHAR, rn BIGINT, id BIGINT, v BIGINT, PRIMARY KEY (start, k, rn)";
+    let tumbling = "SELECT start, k, rn, id, v FROM (SELECT window.start, *, ROW_NUMBER() OVER
         (PARTITION BY window(ts, '50 milliseconds'), k ORDER BY v DESC, id) AS rn FROM orders) WHERE rn <= 2";
-    let reference = "SELECT start, k, rn, id, v FROM (SELECT *, ROW_NUMBER() OVER (PARTITION BY start, k ORDER BY v DESC, id)
-        AS rn FROM (SELECT *, date_bin(INTERVAL '50 milliseconds', ts) AS start FROM orders))
-        WHERE rn <= 2 AND start + INTERVAL '50 milliseconds' <= (SELECT max(ts) FROM orders) - INTERVAL '40 milliseconds'";
+    let reference = format!(
+        "SELECT start, k, rn, id, v FROM (SELECT *, {numbered}
+           FROM (SELECT *, date_bin(INTERVAL '50 milliseconds', ts) AS start FROM orders))
+         WHERE rn <= 2 AND start + INTERVAL '50 milliseconds' <= {closed}"
+    );
+    let sliding = tumbling.replace("'50 milliseconds'", "'50 milliseconds', '20 milliseconds'");
+    // The starts of the last window of each row, and of those before it.
+    let of_sliding = format!(
+        "WITH back AS (SELECT * FROM (VALUES (INTERVAL '0 milliseconds'), (INTERVAL '20 milliseconds'),
+             (INTERVAL '40 milliseconds')) AS back (back)),
+         starts AS (SELECT orders.*, date_bin(INTERVAL '20 milliseconds', ts) - back AS start FROM orders CROSS JOIN back)
+         SELECT start, k, rn, id, v FROM (SELECT *, {numbered} FROM starts WHERE start + INTERVAL '50 milliseconds' > ts)
+         WHERE rn <= 2 AND start + INTERVAL '50 milliseconds' <= {closed}"
+    );
+    // The window as a whole for a query around it, and a ranking that is not bounded by a subquery.
+    let whole = "SELECT w.end, k, rn, id, v FROM (SELECT window AS w, *, ROW_NUMBER() OVER
+        (PARTITION BY window(ts, '50 milliseconds', '20 milliseconds'), k ORDER BY v DESC, id) AS rn FROM orders
+        QUALIFY rn <= 2) WHERE w.end > to_timestamp_millis(0)";
+    let of_whole = format!("SELECT start + INTERVAL '50 milliseconds', k, rn, id, v FROM ({of_sliding})");
+    let bounds = "start TIMESTAMP(3), until TIMESTAMP(3), k VARCHAR, rn BIGINT, id BIGINT, PRIMARY KEY (start, k, rn)";
+    let sessions = "SELECT start, until, k, rn, id FROM (SELECT session_window.start, session_window.end AS until, *,
+        ROW_NUMBER() OVER (PARTITION BY k, session_window(ts, '10 milliseconds') ORDER BY ts DESC, id) AS rn FROM orders)
+        WHERE rn <= 2";
+    let of_sessions = format!(
+        "WITH marked AS (SELECT *, CASE WHEN ts - lag(ts) OVER (PARTITION BY k ORDER BY ts) > INTERVAL '10 milliseconds'
+             THEN 1 ELSE 0 END AS starts FROM orders),
+         numbered AS (SELECT *, sum(starts) OVER (PARTITION BY k ORDER BY ts) AS session FROM marked),
+         bounds AS (SELECT *, min(ts) OVER (PARTITION BY k, session) AS start,
+             max(ts) OVER (PARTITION BY k, session) + INTERVAL '10 milliseconds' AS until FROM numbered)
+         SELECT start, until, k, rn, id FROM
+           (SELECT *, ROW_NUMBER() OVER (PARTITION BY k, session ORDER BY ts DESC, id) AS rn FROM bounds)
+         WHERE rn <= 2 AND until < {closed}"
+    );
+    let cases = [
+        (start, tumbling, reference.as_str()),
+        (start, &sliding, &of_sliding),
+        (start, whole, &of_whole),
+        (bounds, sessions, &of_sessions),
+    ];
     let options = ", 'watermark.column' 'ts', 'watermark.delay' '40 milliseconds'";
-    for seed in 0..6 {
-        let mut dice = Dice::new(seed);
-        let logs = vec![log(records(&mut dice, 0))];
-        let rows = decoded(&schema().into(), &logs);
-        let text = tables(columns, options, " OPTIONS ('output.mode' 'append')") + select;
-        let mut pipeline = Pipeline::new(&text, 1 + dice.below(3), 1);
-        pipeline.run(&logs, &mut dice);
-        assert_eq!(pipeline.counts.late, 0);
-        assert_rows(&pipeline, batch_engine(reference, rows, &pipeline.plan.sink.schema));
-        assert!(
-            pipeline.written.values().all(|times| *times == 1) && pipeline.deletes == 0 && pipeline.rows.len() > 20
-        );
-        assert!(!pipeline.query.retracts());
+    for (columns, select, reference) in cases {
+        for seed in 0..6 {
+            let mut dice = Dice::new(seed);
+            let logs = vec![log(records(&mut dice, 0))];
+            let rows = decoded(&schema().into(), &logs);
+            let text = tables(columns, options, " OPTIONS ('output.mode' 'append')") + select;
+            let mut pipeline = Pipeline::new(&text, 1 + dice.below(3), 1);
+            pipeline.run(&logs, &mut dice);
+            assert_eq!(pipeline.counts.late, 0);
+            assert_rows(&pipeline, batch_engine(reference, rows, &pipeline.plan.inserts[0].sink.schema));
+            assert!(
+                pipeline.written.values().all(|times| *times == 1) && pipeline.deletes == 0 && pipeline.rows.len() > 20
+            );
+            assert!(!pipeline.query.retracts());
+        }
     }
 }
 
@@ -164,7 +205,7 @@ fn the_best_row_of_the_latest_life_of_a_key() {
         let text = tables(columns, options, " OPTIONS ('state.ttl' '25 milliseconds')") + select;
         let mut pipeline = Pipeline::new(&text, 1 + dice.below(3), 2);
         pipeline.run(&logs, &mut dice);
-        assert_rows(&pipeline, batch_engine(reference, rows, &pipeline.plan.sink.schema));
+        assert_rows(&pipeline, batch_engine(reference, rows, &pipeline.plan.inserts[0].sink.schema));
     }
 }
 
@@ -208,6 +249,11 @@ fn what_cannot_be_is_refused() {
         ("", inner("lag(v) OVER (PARTITION BY k ORDER BY v)", "WHERE rn = 1"), "the window function lag(...) OVER is not"),
         ("", inner(&format!("{number} + {}", number.replace("v)", "id)")), "WHERE rn = 1"), "several window functions"),
         ("", inner("ROW_NUMBER() OVER w", "WHERE rn = 1"), "WINDOW is not supported"),
+        (
+            "",
+            inner("ROW_NUMBER() OVER (PARTITION BY window(ts, '1 hour'), k ORDER BY window.end, v)", "WHERE rn = 1"),
+            "so all of its rows have the same",
+        ),
         (append, inner(number, "WHERE rn = 1"), "a later record can always push a row out"),
         (ttl, inner(number, "WHERE rn = 1 AND v > 3"), "put the condition into the inner query"),
         (

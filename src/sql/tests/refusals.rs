@@ -41,7 +41,10 @@ refuses! {
     random_in_aggregate: "SELECT item, sum(amount * random()) FROM orders GROUP BY item" => 27, "random() changes";
     join: "SELECT o.item, o.amount FROM orders o JOIN other p ON o.qty = p.id" => 39, "JOIN is not supported yet", "one table";
     comma_join: "SELECT item, amount FROM orders, other" => 34, "several tables in FROM is not supported yet";
-    union: "SELECT item, amount FROM orders UNION ALL SELECT item, amount FROM orders" => 33, "UNION is not supported yet";
+    except: "SELECT item, amount FROM orders EXCEPT ALL SELECT item, amount FROM orders" => 33, "EXCEPT is not supported yet";
+    union_by_name: "SELECT item, amount FROM orders UNION ALL BY NAME SELECT amount, item FROM orders" => 33,
+        "UNION ... BY NAME is not supported";
+    union_of_values: "SELECT item, amount FROM orders UNION ALL VALUES ('x', 1)" => 33, "`VALUES ('x', 1)` is not supported in UNION";
     intersect: "SELECT item, amount FROM orders INTERSECT SELECT item, amount FROM orders" => 33, "INTERSECT is not supported yet";
     subquery: "SELECT item, amount FROM orders WHERE qty = (SELECT max(id) FROM other)" => 46, "subquery inside an expression is not supported yet";
     in_subquery: "SELECT item, amount FROM orders WHERE qty IN (SELECT id FROM other)" => 39, "subquery inside an expression";
@@ -137,8 +140,9 @@ fn statements_that_make_no_pipeline() {
     whole("EXPLAIN SELECT 1", "line 1, column 1: ", &["is not supported"]);
     whole("COPY (SELECT 1) TO 'x.csv' STORED AS CSV", "line 1, column 1: ", &["is not supported"]);
     whole("CREATE EXTERNAL TABLE", "Expected: identifier, found: EOF", &[]);
-    let twice = format!("{SOURCE};\n{SINK};\nINSERT INTO d SELECT a, b FROM s;\n  INSERT INTO d SELECT a, b FROM s");
-    whole(&twice, "line 4, column 3: ", &["several INSERT INTO are not supported yet"]);
+    let keyed = "CREATE EXTERNAL TABLE d (a BIGINT, b BIGINT, PRIMARY KEY (a)) STORED AS TABLE LOCATION 'console://'";
+    let twice = format!("{SOURCE};\n{keyed};\nINSERT INTO d SELECT a, b FROM s;\n  INSERT INTO d SELECT a, b FROM s");
+    whole(&twice, "line 4, column 3: ", &["two INSERT INTO write to d (console)", "UNION ALL"]);
     let into_source = format!("{SOURCE}; INSERT INTO s SELECT a, b FROM s");
     whole(&into_source, "line 1, column ", &["s is a kafka:// table, which can only be read so far"]);
     let into_nothing = format!("{SOURCE};\nINSERT INTO nowhere SELECT a, b FROM s");
@@ -274,6 +278,13 @@ fn event_time_that_does_not_go_together() {
         (ts, "append", grouped, "line 4, column 23: ", "without a window in GROUP BY no group ever is"),
         ("", "append", windowed, "line 4, column 23: ", "set 'watermark.column' and 'watermark.delay' on s"),
         (ts, "complete", "b FROM s", "line 4, column 23: ", "without GROUP BY that would be every record"),
+        (
+            ts,
+            "complete",
+            "count(*) FROM s GROUP BY a, session_window(ts, '1 minute')",
+            "line 4, column 23: ",
+            "a session grows and merges with others",
+        ),
         (
             ", 'watermark.column' 'other'",
             "update",

@@ -144,8 +144,7 @@ fn lost_offsets_are_no_gaps() {
     let hole = SourceBatch { lost: true, ..batch(&[], 5, 50) };
     for (cut, lost) in [(0, 45), (30, 20), (60, 0)] {
         let cuts = [Some(Offset(cut)); 3];
-        let input =
-            StageInput { partition: &partition, batch: &hole, watermark: None, quiet: None, cuts: &cuts, poison: &[] };
+        let input = StageInput { cuts: &cuts, closed: &[None; 3], ..super::harness::input(&partition, &hole) };
         let output = plan.query().source_stage(&partition).run(input).unwrap();
         assert_eq!(total(&output), Counts { lost, ..Counts::default() });
     }

@@ -55,13 +55,13 @@ impl Query {
 
 /// A record of the log: its key, value and time, as they are sent.
 #[derive(Clone, Debug)]
-struct Order {
-    k: usize,
-    v: i64,
-    ts: Option<i64>,
+pub(super) struct Order {
+    pub(super) k: usize,
+    pub(super) v: i64,
+    pub(super) ts: Option<i64>,
 }
 
-fn orders(dice: &mut Dice) -> Vec<Order> {
+pub(super) fn orders(dice: &mut Dice) -> Vec<Order> {
     let records = dice.below(80);
     let mut now = dice.below(300) as i64 - 200;
     (0..records)
@@ -77,7 +77,7 @@ fn orders(dice: &mut Dice) -> Vec<Order> {
         .collect()
 }
 
-fn records(orders: &[Order]) -> Vec<Record> {
+pub(super) fn records(orders: &[Order]) -> Vec<Record> {
     log(orders.iter().map(|Order { k, v, ts }| {
         let ts = ts.map_or_else(|| "null".to_owned(), |ts| ts.to_string());
         format!("{{\"k\":\"k{k}\",\"v\":{v},\"ts\":{ts}}}")
@@ -187,122 +187,6 @@ fn random_windows_equal_a_reference_that_keeps_all_rows() {
     assert!(late > 500 && closed > 2000, "the cases have {late} late rows and {closed} closed windows");
 }
 
-/// A partition that has nothing to say holds back the others only until it is idle, and a row that it brings later for a
-/// window that was closed meanwhile is left out, also after a restart.
-#[test]
-fn idle_partitions_hold_nothing_back() {
-    let sql =
-        "CREATE EXTERNAL TABLE orders (k VARCHAR, v BIGINT, ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://orders'
-          OPTIONS ('json.timestamp.unit' 'millis', 'watermark.column' 'ts', 'watermark.idle' '30 seconds');
-        CREATE EXTERNAL TABLE result (start TIMESTAMP(3) PRIMARY KEY, n BIGINT) STORED AS TABLE LOCATION 'console://'
-          OPTIONS ('output.mode' 'append');
-        INSERT INTO result SELECT window.start, count(*) FROM orders GROUP BY window(ts, '10 milliseconds')";
-    let mut pipeline = Pipeline::new(sql, 1, 3);
-    let busy = log([1, 5, 12, 35].map(|ts| order("a", 1, ts)));
-    let slow = log([7, 31, 33].map(|ts| order("a", 1, ts)));
-    pipeline.batch(0, &busy, 0, 4);
-    assert!(pipeline.checkpoint_all().is_empty(), "two partitions are not known");
-    pipeline.quiet(1, 30);
-    pipeline.quiet(2, 29);
-    assert!(pipeline.checkpoint_all().is_empty(), "one partition is not known");
-    pipeline.quiet(2, 30);
-    pipeline.checkpoint_all();
-    assert_eq!(shown(&pipeline), ["0 2", "10 1"]);
-    // It wakes up, with a row of a closed window, and holds back again.
-    pipeline.batch(1, &slow, 0, 1);
-    pipeline.restart(0);
-    pipeline.batch(1, &slow, 0, 1);
-    pipeline.checkpoint_all();
-    assert_eq!((shown(&pipeline), pipeline.counts.late), (vec!["0 2".to_owned(), "10 1".to_owned()], 0));
-    pipeline.batch(0, &log([35, 35, 35, 35, 90].map(|ts| order("a", 1, ts))), 4, 5);
-    pipeline.checkpoint_all();
-    assert_eq!(shown(&pipeline).len(), 2);
-    pipeline.batch(1, &slow, 1, 3);
-    // All idle: as if the furthest had fallen idle last.
-    pipeline.quiet(0, 30);
-    pipeline.checkpoint_all();
-    assert_eq!(shown(&pipeline).len(), 2);
-    pipeline.quiet(1, 30);
-    pipeline.checkpoint_all();
-    assert_eq!(shown(&pipeline), ["0 2", "10 1", "30 3"]);
-}
-
-/// The last windows of a source that has fallen silent are closed by the clock, once; what comes later for them is late.
-#[test]
-fn the_last_windows_of_a_silent_source_are_closed() {
-    for (window, first, second) in [
-        ("window(ts, '1 second')", "n 2", "n 1"),
-        ("window(ts, '1 second', '300 milliseconds')", "n 2", "n 1"),
-        ("session_window(ts, '700 milliseconds')", "n 2", "n 1"),
-        ("calendar_window(ts, 'day', 'UTC')", "n 2", "n 1"),
-    ] {
-        let name = window.split('(').next().unwrap();
-        let sql = format!(
-            "CREATE EXTERNAL TABLE orders (k VARCHAR, v BIGINT, ts TIMESTAMP(3)) STORED AS JSON
-               LOCATION 'kafka://orders' OPTIONS ('json.timestamp.unit' 'millis', 'watermark.column' 'ts',
-               'watermark.delay' '5 seconds', 'watermark.idle' '10 seconds', 'watermark.close.after' '60 seconds');
-             CREATE EXTERNAL TABLE result (start TIMESTAMP(3) PRIMARY KEY, n BIGINT) STORED AS TABLE
-               LOCATION 'console://' OPTIONS ('output.mode' 'append');
-             INSERT INTO result SELECT {name}.start, count(*) FROM orders GROUP BY {window}"
-        );
-        let mut pipeline = Pipeline::new(&sql, 2, 2);
-        let day = 86_400_000;
-        let times = [100, 250, 260, 2 * day, 2 * day + 1];
-        let log = log(times.map(|ts| order("a", 1, ts)));
-        pipeline.batch(0, &log, 0, 2);
-        (0..2).for_each(|number| pipeline.quiet(number, 59));
-        assert!(pipeline.checkpoint_all().is_empty(), "{window}");
-        for _ in 0..3 {
-            (0..2).for_each(|number| pipeline.quiet(number, 60));
-            pipeline.checkpoint_all();
-            (0..2).for_each(|shard| pipeline.restart(shard));
-        }
-        let closed = pipeline.watermarks[0];
-        assert_eq!(
-            pipeline.rows.values().next().map(|row| format!("n {}", row[1])).as_deref(),
-            Some(first),
-            "{window}"
-        );
-        assert_eq!(pipeline.keys(), 0, "{window}");
-        // Late, and the silence after it raises nothing again.
-        pipeline.batch(0, &log, 2, 3);
-        (0..2).for_each(|_| pipeline.quiet(0, 60));
-        assert_eq!((pipeline.counts.late, pipeline.watermarks[0]), (1, closed), "{window}");
-        // What belongs to later windows is on time.
-        pipeline.batch(0, &log, 3, 4);
-        (0..2).for_each(|number| pipeline.quiet(number, 60));
-        pipeline.checkpoint_all();
-        assert_eq!(
-            pipeline.rows.values().last().map(|row| format!("n {}", row[1])).as_deref(),
-            Some(second),
-            "{window}"
-        );
-        assert!(pipeline.written.values().all(|times| *times == 1));
-        assert_eq!((pipeline.keys(), pipeline.counts.late), (0, 1), "{window}");
-    }
-}
-
-/// Silence closes what is open again and again, also windows within the delay of those that it has closed; and a partition
-/// that never had a row holds nothing back, without 'watermark.idle' too.
-#[test]
-fn silence_closes_windows_one_after_the_other() {
-    let sql = "CREATE EXTERNAL TABLE orders (k VARCHAR, v BIGINT, ts TIMESTAMP(3)) STORED AS JSON
-                 LOCATION 'kafka://orders' OPTIONS ('json.timestamp.unit' 'millis', 'watermark.column' 'ts',
-                 'watermark.delay' '10 seconds', 'watermark.close.after' '60 seconds');
-               CREATE EXTERNAL TABLE result (start TIMESTAMP(3) PRIMARY KEY, n BIGINT) STORED AS TABLE
-                 LOCATION 'console://' OPTIONS ('output.mode' 'append');
-               INSERT INTO result SELECT window.start, count(*) FROM orders GROUP BY window(ts, '1 minute')";
-    let mut pipeline = Pipeline::new(sql, 1, 2);
-    let log = log([30_000, 65_000, 125_000].map(|ts| order("a", 1, ts)));
-    for number in 0..3 {
-        pipeline.batch(0, &log, number, number + 1);
-        (0..2).for_each(|partition| pipeline.quiet(partition, 60));
-        pipeline.checkpoint_all();
-        assert_eq!((pipeline.rows.len(), pipeline.keys(), pipeline.counts.late), (number as usize + 1, 0, 0));
-    }
-    assert!(pipeline.written.values().all(|times| *times == 1));
-}
-
 /// A pipeline over times in milliseconds, `watermark` behind them.
 fn pipeline(options: &str, result: &str, mode: &str, select: &str) -> Pipeline {
     Pipeline::new(
@@ -318,11 +202,11 @@ fn pipeline(options: &str, result: &str, mode: &str, select: &str) -> Pipeline {
     )
 }
 
-fn order(k: &str, v: i64, ts: i64) -> String {
+pub(super) fn order(k: &str, v: i64, ts: i64) -> String {
     format!("{{\"k\":\"{k}\",\"v\":{v},\"ts\":{ts}}}")
 }
 
-fn shown(pipeline: &Pipeline) -> Vec<String> {
+pub(super) fn shown(pipeline: &Pipeline) -> Vec<String> {
     let mut rows: Vec<_> =
         pipeline.rows.values().map(|row| row.iter().map(ToString::to_string).collect::<Vec<_>>().join(" ")).collect();
     rows.sort();
@@ -413,8 +297,43 @@ fn a_record_from_the_far_future_does_not_move_the_watermark() {
     assert_eq!(pipeline.watermarks[0], Some((now + 3_600_004) * 1_000_000));
     pipeline.checkpoint_all();
     assert_eq!(shown(&pipeline), ["1700000000000 3"]);
-    assert_eq!((pipeline.counts.processed, pipeline.counts.late), (6, 1));
+    assert_eq!((pipeline.counts.processed, pipeline.counts.late, pipeline.counts.ahead), (6, 1, 2));
     assert_eq!(pipeline.keys(), 2, "the windows an hour ahead and in the year 9999");
+}
+
+/// What is too far ahead can be left out, so that no window waits for ever. Kafka's own timestamp is compared with the clock.
+#[test]
+fn rows_from_the_far_future_are_kept_dropped_or_set_aside() {
+    let select = "INSERT INTO result SELECT window.start, count(*) FROM orders GROUP BY window(_timestamp, '1 second')";
+    // The clock of the harness says 1,800,000,000 seconds.
+    let now = 1_800_000_000_000_i64;
+    let stamps = [now, now + 60_000, now + 60_001, 253_402_300_799_000, now + 59_000, now];
+    for (policy, processed, skipped, dead_lettered, keys) in
+        [("keep", 5, 0, 0, 3), ("drop", 3, 2, 0, 2), ("dead-letter", 3, 0, 2, 2)]
+    {
+        let sql = format!(
+            "CREATE EXTERNAL TABLE orders (k VARCHAR) STORED AS JSON LOCATION 'kafka://orders' OPTIONS
+               ('watermark.column' '_timestamp', 'watermark.max.ahead' '1 minute', 'watermark.delay' '1 second',
+                'ahead.rows' '{policy}');
+             CREATE EXTERNAL TABLE result (start TIMESTAMP(3) PRIMARY KEY, n BIGINT) STORED AS TABLE
+               LOCATION 'console://' OPTIONS ('output.mode' 'append');
+             {select}"
+        );
+        let mut pipeline = Pipeline::new(&sql, 3, 1);
+        let mut log = log(stamps.map(|_| "{\"k\":\"a\"}"));
+        log.iter_mut().zip(stamps).for_each(|(record, stamp)| record.timestamp = stamp);
+        pipeline.batch(0, &log, 0, 6);
+        pipeline.checkpoint_all();
+        let counts = pipeline.counts;
+        assert_eq!((counts.processed, counts.late, counts.ahead), (processed, 1, 2), "{policy}");
+        assert_eq!((counts.skipped, counts.dead_lettered), (skipped, dead_lettered), "{policy}");
+        assert_eq!(pipeline.watermarks[0], Some((now + 59_000) * 1_000_000));
+        // The windows of 59 and 60 seconds later are open, and that of the year 9999 if it is kept.
+        assert_eq!((shown(&pipeline), pipeline.keys()), (vec![format!("{now} 1")], keys));
+        let letters: Vec<_> = pipeline.letters.iter().map(|letter| (letter.offset, letter.reason.as_str())).collect();
+        let ahead = "its time is further ahead than 'watermark.max.ahead' allows";
+        assert_eq!(letters, if dead_lettered == 2 { vec![(2, ahead), (3, ahead)] } else { vec![] });
+    }
 }
 
 /// Without windows a row is late if its time is before the watermark, which a row of NULL never is.
@@ -453,6 +372,18 @@ fn bad_records_do_not_move_the_watermark() {
     pipeline.checkpoint_all();
     assert_eq!(pipeline.watermarks[0], Some(19_000_000));
     assert_eq!(shown(&pipeline), ["0 150"]);
+    assert_eq!((pipeline.counts.skipped, pipeline.counts.late), (2, 1));
+
+    // Nor does one whose window cannot be known: of this session the gap is none.
+    let select = "INSERT INTO result SELECT session_window.start, count(*) FROM orders
+        GROUP BY session_window(ts, CASE WHEN v = 0 THEN NULL WHEN v < 0 THEN INTERVAL '0 seconds'
+          ELSE INTERVAL '10 milliseconds' END)";
+    let mut pipeline = self::pipeline(options, "start TIMESTAMP(3) PRIMARY KEY, n BIGINT", "append", select);
+    let records = [("a", 1, 5), ("a", 0, 900), ("a", -1, 900), ("a", 2, 7), ("a", 1, 19), ("a", 1, 9)];
+    pipeline.batch(0, &log(records.map(|(k, v, ts)| order(k, v, ts))), 0, 6);
+    pipeline.checkpoint_all();
+    assert_eq!(pipeline.watermarks[0], Some(19_000_000));
+    assert_eq!(shown(&pipeline), ["5 2"]);
     assert_eq!((pipeline.counts.skipped, pipeline.counts.late), (2, 1));
 }
 

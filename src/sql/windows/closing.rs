@@ -1,22 +1,14 @@
 //! Closing windows: when the watermark of a shard passes the end of a window, its groups are final and leave the state.
 //!
-//! No row can come for a closed window that is not late by its own partition, since the shard's watermark is the lowest of
-//! all partitions. Only where a partition was called idle and woke up again can it be otherwise: so the shard remembers,
-//! also over a restart, up to where it has closed windows, and passes over what comes below. A window is given out once.
+//! No row comes for a closed window: one that is late by its own partition, or by what its shard had closed while that
+//! partition was idle, is left out before. So a window is given out once. What is stored of its groups says itself up to
+//! which watermark it lasts, so nothing is written to remove them.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 
-use arrow::array::{Array, AsArray, BooleanArray, Int64Array, RecordBatch};
-use arrow::datatypes::{DataType, Field, Int64Type, Schema};
-use arrow::error::ArrowError;
-use strandline_actors::ports::StateDelta;
 use strandline_actors::position::Watermark;
 
 use super::{Ends, Window};
-
-/// The number of the state table that says up to where windows are closed.
-pub(in crate::sql) const TABLE: usize = 1;
 
 /// Which windows of a shard are open.
 pub(in crate::sql) struct Closing {
@@ -24,13 +16,11 @@ pub(in crate::sql) struct Closing {
     groups: BTreeMap<i64, usize>,
     /// The watermark of the shard.
     watermark: Watermark,
-    /// The highest watermark at which windows were closed; `i64::MIN`: none yet.
-    closed: i64,
 }
 
 impl Closing {
     pub(in crate::sql) fn new() -> Self {
-        Self { groups: BTreeMap::new(), watermark: None, closed: i64::MIN }
+        Self { groups: BTreeMap::new(), watermark: None }
     }
 
     /// Takes a new watermark.
@@ -55,12 +45,6 @@ impl Closing {
         }
     }
 
-    /// Which of these windows were closed before.
-    pub(in crate::sql) fn were_closed(&self, window: &Window, marks: &[i64]) -> Vec<bool> {
-        let mut ends = Ends::new(window);
-        marks.iter().map(|mark| self.closed > i64::MIN && ends.end(*mark) <= self.closed).collect()
-    }
-
     /// Which of these windows are to be closed now.
     pub(in crate::sql) fn closing(&self, window: &Window, marks: &[i64]) -> Vec<bool> {
         let mut ends = Ends::new(window);
@@ -68,60 +52,17 @@ impl Closing {
         marks.iter().map(|mark| ends.end(*mark) <= watermark).collect()
     }
 
-    /// Closes every open window whose end the watermark has passed. Answers their marks, the highest last. `others` says
-    /// that groups are closed that were never open here.
-    pub(in crate::sql) fn close(&mut self, window: &Window, others: bool) -> Closed {
-        let Some(watermark) = self.watermark else { return Closed::default() };
-        let mut marks = Vec::new();
+    /// Closes every open window whose end the watermark has passed. Answers the highest of their marks.
+    pub(in crate::sql) fn close(&mut self, window: &Window) -> Option<i64> {
+        let watermark = self.watermark?;
+        let mut last = None;
         while let Some(first) = self.groups.first_entry() {
             if window.end(*first.key()) > watermark {
                 break;
             }
-            marks.push(*first.key());
+            last = Some(*first.key());
             first.remove();
         }
-        let moved = (others || !marks.is_empty()) && watermark > self.closed;
-        if moved {
-            self.closed = watermark;
-        }
-        Closed { marks, moved }
+        last
     }
-
-    /// What is stored of it.
-    pub(in crate::sql) fn delta(&self) -> Result<StateDelta, ArrowError> {
-        let schema = Schema::new(vec![
-            Field::new("everything", DataType::Boolean, false),
-            Field::new("closed", DataType::Int64, false),
-            Field::new("_deleted", DataType::Boolean, false),
-        ]);
-        let rows = RecordBatch::try_new(
-            Arc::new(schema),
-            vec![
-                Arc::new(BooleanArray::from(vec![true])),
-                Arc::new(Int64Array::from(vec![self.closed])),
-                Arc::new(BooleanArray::from(vec![false])),
-            ],
-        )?;
-        Ok(StateDelta { table: TABLE, rows })
-    }
-
-    /// Takes on what was stored. Answers whether it was that.
-    pub(in crate::sql) fn restore(&mut self, rows: &RecordBatch) -> bool {
-        let Some(closed) = rows.columns().get(1).and_then(|column| column.as_primitive_opt::<Int64Type>()) else {
-            return false;
-        };
-        if closed.null_count() == 0 {
-            self.closed = closed.values().iter().fold(self.closed, |highest, closed| highest.max(*closed));
-        }
-        rows.num_columns() == 3
-    }
-}
-
-/// Windows that have just been closed.
-#[derive(Default)]
-pub(in crate::sql) struct Closed {
-    /// Their marks.
-    pub(in crate::sql) marks: Vec<i64>,
-    /// Whether the place up to where windows are closed has moved.
-    pub(in crate::sql) moved: bool,
 }

@@ -2,8 +2,10 @@
 //!
 //! The watermark moves from record to record in offset order: the highest event time so far, less the delay. A row is
 //! judged by the watermark *before* it and of its own partition. So neither the cutting into batches nor the order in
-//! which partitions are read decides what is late. Bad records move nothing, and so do records whose time is further
-//! ahead of their own Kafka timestamp than is allowed: compared with the wall clock, a replay would judge otherwise.
+//! which partitions are read decides what is late. Bad records move nothing, and neither do records whose time is further
+//! ahead than is allowed: of their own Kafka timestamp, so that a replay judges the same, and of the clock, since that
+//! timestamp may be wrong itself. Where only the clock decides, a shard that reads such a record again may judge otherwise;
+//! it does no harm, since each row is judged and counted by its own shard alone.
 
 use std::time::Duration;
 
@@ -13,7 +15,13 @@ use arrow::datatypes::{DataType, Int64Type};
 use arrow::error::ArrowError;
 use strandline_actors::position::Watermark;
 
-use super::{Ends, Window, tick};
+use super::tick;
+use crate::sql::options::BadRecords;
+
+/// The watermarks that nanoseconds hold, but for both ends of them: what is before the first is past by none, and neither is
+/// what is after the last.
+pub(in crate::sql) const EARLIEST: i64 = i64::MIN + 1;
+const LATEST: i64 = i64::MAX - 1;
 
 /// What is done with late rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -30,18 +38,20 @@ pub(in crate::sql) enum LateRows {
 pub(in crate::sql) struct EventTime {
     /// The column among those that the stage starts from.
     pub(in crate::sql) column: usize,
+    /// The time is that of the clock: silence passes, too.
+    pub(in crate::sql) by_clock: bool,
     /// How far behind the highest time the watermark is, in nanoseconds.
     pub(in crate::sql) delay: i64,
-    /// How far ahead of its Kafka timestamp a record may move the watermark, in nanoseconds.
+    /// How far ahead of its Kafka timestamp and of the clock a record may move the watermark, in nanoseconds.
     pub(in crate::sql) max_ahead: i64,
+    /// What becomes of a row that is further ahead, if it is not kept in its window.
+    pub(in crate::sql) ahead_rows: Option<BadRecords>,
     pub(in crate::sql) late_rows: LateRows,
     /// How long a partition is quiet until it holds back no watermark.
     pub(in crate::sql) idle: Option<Duration>,
     /// How long a partition is quiet until its windows are closed.
     pub(in crate::sql) close_after: Option<Duration>,
 }
-
-const SECOND: i64 = 1_000_000_000;
 
 /// The event times of a batch.
 pub(in crate::sql) struct Followed {
@@ -51,8 +61,18 @@ pub(in crate::sql) struct Followed {
     before: Vec<i64>,
     /// The watermark after the batch.
     pub(in crate::sql) after: Watermark,
-    /// Records that were too far ahead to move the watermark.
-    pub(in crate::sql) ahead: Vec<u32>,
+    /// Records that were too far ahead to move the watermark, in order, each with the latest time that may.
+    pub(in crate::sql) ahead: Vec<(u32, i64)>,
+}
+
+/// What is known of the records of a batch beside their values.
+pub(in crate::sql) struct Read<'a> {
+    /// Their Kafka timestamps.
+    pub(in crate::sql) kafka: Option<&'a TimestampMillisecondArray>,
+    /// When they were read, in nanoseconds.
+    pub(in crate::sql) now: i64,
+    /// How many there are.
+    pub(in crate::sql) records: usize,
 }
 
 impl EventTime {
@@ -63,22 +83,22 @@ impl EventTime {
         rows: &RecordBatch,
         good: &[u32],
         bad: impl Iterator<Item = usize>,
-        kafka: Option<&TimestampMillisecondArray>,
-        records: usize,
+        read: Read<'_>,
         watermark: Watermark,
     ) -> Result<Followed, ArrowError> {
         let column = rows.column(self.column);
         let ticks = cast(column, &DataType::Int64)?;
         let ticks = ticks.as_primitive::<Int64Type>();
         let tick = tick(column.data_type());
-        let mut moves = vec![true; records];
+        let mut moves = vec![true; read.records];
         bad.for_each(|record| moves[record] = false);
         let mut followed = Followed {
-            times: vec![i64::MIN; records],
-            before: vec![i64::MIN; records],
+            times: vec![i64::MIN; read.records],
+            before: vec![i64::MIN; read.records],
             after: None,
             ahead: Vec::new(),
         };
+        let latest = read.now.saturating_add(self.max_ahead);
         let mut current = watermark.unwrap_or(i64::MIN);
         for (row, record) in good.iter().enumerate() {
             let place = *record as usize;
@@ -86,57 +106,42 @@ impl EventTime {
             if ticks.is_null(row) {
                 continue;
             }
-            let time = ticks.value(row).saturating_mul(tick);
+            let time = ticks.value(row).saturating_mul(tick).max(EARLIEST);
             followed.times[place] = time;
-            let candidate = time.saturating_sub(self.delay);
-            if candidate <= current || !moves[place] {
-                // A row for a window that silence has not closed: the next silence has something to close again.
-                if current.rem_euclid(SECOND) == 1 && time > current && self.close_after.is_some() && moves[place] {
-                    current += 1;
-                }
+            if !moves[place] {
                 continue;
             }
-            let written = kafka.filter(|kafka| kafka.is_valid(place)).map(|kafka| kafka.value(place));
+            let written = read.kafka.filter(|kafka| kafka.is_valid(place)).map(|kafka| kafka.value(place));
             let limit =
                 written.map_or(i64::MAX, |millis| millis.saturating_mul(1_000_000).saturating_add(self.max_ahead));
+            let limit = limit.min(latest);
             match time <= limit {
-                true => current = candidate,
-                false => followed.ahead.push(*record),
+                true => current = current.max(time.saturating_sub(self.delay).clamp(EARLIEST, LATEST)),
+                false => followed.ahead.push((*record, limit)),
             }
         }
         followed.after = (current > i64::MIN).then_some(current);
         Ok(followed)
     }
-}
 
-impl EventTime {
-    /// What a partition that has been quiet for so long says: its watermark, and whether it is idle.
-    ///
-    /// Windows are closed by raising the watermark to where no time so far has an open one. It is raised to one nanosecond
-    /// past a whole second, where no time of a coarser type brings it: so it is known, also after a restart, that it was
-    /// raised already, and it is not raised again.
+    /// What a partition that has been quiet for so long says: whether it is idle, and up to where its silence lets windows
+    /// close: to where no row that moved its watermark has an open one.
     pub(in crate::sql) fn quiet(
         &self,
         quiet: Duration,
-        window: Option<&Window>,
+        closed_after: impl Fn(i64) -> Option<i64>,
         watermark: Watermark,
-    ) -> (Watermark, bool) {
+        now: i64,
+    ) -> (bool, Watermark) {
+        if self.by_clock {
+            // Once its last window is closed, more time closes nothing.
+            let closed = |watermark: i64| closed_after(watermark).map_or(now, |closed| closed.min(now));
+            return (true, watermark.map(closed));
+        }
         let idle = self.idle.is_some_and(|idle| quiet >= idle);
-        let closes = self.close_after.is_some_and(|close_after| quiet >= close_after);
-        let (Some(window), Some(before), true) = (window, watermark, closes) else {
-            // A partition that never had a row has nothing to close, and holds back nothing.
-            return (watermark, idle || closes && watermark.is_none());
-        };
-        if before.rem_euclid(SECOND) == 1 {
-            return (watermark, true);
-        }
-        match window.closed_after(before.saturating_add(self.delay)) {
-            Some(closed) => {
-                let seconds = closed.div_euclid(SECOND) + i64::from(closed.rem_euclid(SECOND) > 0);
-                (Some(seconds.saturating_mul(SECOND).saturating_add(1).max(before)), false)
-            }
-            None => (watermark, idle),
-        }
+        let silent = self.close_after.is_some_and(|close_after| quiet >= close_after);
+        let closed = |watermark: i64| closed_after(watermark.saturating_add(self.delay));
+        (idle || silent, watermark.filter(|_| silent).and_then(closed))
     }
 }
 
@@ -151,20 +156,14 @@ impl Followed {
         self.times[record as usize]
     }
 
-    /// Which rows are late because their time is. `records` says which record each row was.
-    pub(in crate::sql) fn late_times(&self, records: &[u32]) -> Vec<bool> {
-        records
-            .iter()
-            .map(|record| {
-                let time = self.times[*record as usize];
-                time > i64::MIN && time < self.before[*record as usize]
-            })
-            .collect()
+    /// Whether a record was too far ahead to move the watermark.
+    pub(in crate::sql) fn is_ahead(&self, record: u32) -> bool {
+        self.limit(record).is_some()
     }
 
-    /// Which rows are late because their last window is, given its start.
-    pub(in crate::sql) fn late_windows(&self, window: &Window, starts: &[i64], records: &[u32]) -> Vec<bool> {
-        let mut ends = Ends::new(window);
-        starts.iter().zip(records).map(|(start, record)| ends.end(*start) <= self.before[*record as usize]).collect()
+    /// The latest time by which a record may move the watermark, if its own is beyond.
+    pub(in crate::sql) fn limit(&self, record: u32) -> Option<i64> {
+        let place = self.ahead.binary_search_by_key(&record, |(record, _)| *record).ok()?;
+        Some(self.ahead[place].1)
     }
 }

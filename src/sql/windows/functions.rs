@@ -58,6 +58,10 @@ impl ScalarUDFImpl for Bound {
         match arguments.first() {
             Some(time @ DataType::Timestamp(..)) if self.name == SESSION => Ok(session(time)),
             Some(time @ DataType::Timestamp(..)) => Ok(time.clone()),
+            // A window of windows.
+            Some(window) if ended(window).is_some() && matches!(self.name, START | CALENDAR_START) => {
+                Ok(ended(window).unwrap_or(window).clone())
+            }
             other => Err(DataFusionError::Plan(format!(
                 "a window is of a TIMESTAMP, not of {}: declare the column as TIMESTAMP or cast it",
                 other.map_or_else(|| "nothing".to_owned(), ToString::to_string)
@@ -83,9 +87,12 @@ impl ScalarUDFImpl for Bound {
     }
 
     fn invoke_with_args(&self, arguments: ScalarFunctionArgs) -> Result<ColumnarValue, DataFusionError> {
-        let Some(time) = arguments.args.first() else {
-            return Err(DataFusionError::Internal(format!("{} without a time", self.name)));
+        let last = match arguments.args.first() {
+            Some(window) if ended(&window.data_type()).is_some() => last_tick(window, arguments.number_rows)?,
+            Some(time) => time.clone(),
+            None => return Err(DataFusionError::Internal(format!("{} without a time", self.name))),
         };
+        let time = &last;
         let data_type = time.data_type();
         let tick = tick(&data_type);
         let length = |place: usize| match arguments.args.get(place) {
@@ -133,6 +140,25 @@ impl ScalarUDFImpl for Bound {
             false => ColumnarValue::Array(bounds),
         })
     }
+}
+
+/// The type of the bounds if a type is that of windows, `[start, end)`.
+fn ended(window: &DataType) -> Option<&DataType> {
+    let DataType::Struct(fields) = window else { return None };
+    let [start, end] = fields.as_ref() else { return None };
+    let named = start.name() == "start" && end.name() == "end";
+    (named && matches!(end.data_type(), DataType::Timestamp(..))).then(|| end.data_type())
+}
+
+/// The last tick of each window, which is in whatever larger window it is in.
+fn last_tick(windows: &ColumnarValue, rows: usize) -> Result<ColumnarValue, DataFusionError> {
+    let windows = windows.to_array(rows)?;
+    let Some(ends) = windows.as_struct_opt().map(|windows| windows.column(1)) else {
+        return Err(DataFusionError::Internal(format!("{} is no window", windows.data_type())));
+    };
+    let ticks = cast(ends, &DataType::Int64)?;
+    let last: Int64Array = ticks.as_primitive::<Int64Type>().unary_opt(|end| end.checked_sub(1));
+    Ok(ColumnarValue::Array(cast(&(Arc::new(last) as ArrayRef), ends.data_type())?))
 }
 
 /// The type of a session.

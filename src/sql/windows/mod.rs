@@ -22,6 +22,7 @@ use datafusion::execution::context::SessionContext;
 use datafusion::logical_expr::Expr;
 
 use self::calendar::Calendar;
+use self::event_time::EARLIEST;
 use self::sessions::Bounds;
 use self::sliding::ticks;
 use super::error::SqlError;
@@ -32,6 +33,8 @@ pub(super) struct Window {
     kind: Kind,
     /// Nanoseconds in one tick of the times.
     tick: i64,
+    /// How long after its end a window is closed, in nanoseconds.
+    lag: i64,
 }
 
 /// Lengths of windows in ticks of the times.
@@ -43,6 +46,8 @@ enum Kind {
     Calendar(Calendar),
     /// As long as rows come, with a gap of this many nanoseconds if it is the same for all of them.
     Session { gap: Option<i64> },
+    /// Windows of an earlier grouping, known by their end or by both bounds.
+    Ended,
 }
 
 /// The expression of a session's gap, if it is not the same for all rows.
@@ -92,7 +97,7 @@ impl Window {
             }
             _ => return Ok(None),
         };
-        Ok(Some((Self { kind, tick: tick(bound_type(data_type)) }, time)))
+        Ok(Some((Self { kind, tick: tick(bound_type(data_type)), lag: 0 }, time)))
     }
 
     /// Whether an expression is a bound that is taken from the window of another expression: which, and of what.
@@ -112,6 +117,43 @@ impl Window {
         expr.exists(|expr| Ok(of_windows(expr))).unwrap_or(false)
     }
 
+    /// Whether an expression calls a window, anywhere in it.
+    pub(super) fn called_within(expr: &Expr) -> bool {
+        use datafusion::common::tree_node::TreeNode;
+        const CALLED: [&str; 3] = [functions::START, functions::CALENDAR_START, functions::SESSION];
+        let called = |expr: &Expr| matches!(expr, Expr::ScalarFunction(call) if CALLED.contains(&call.func.name()));
+        expr.exists(|expr| Ok(called(expr))).unwrap_or(false)
+    }
+
+    /// The same windows, closed so many nanoseconds later.
+    pub(super) fn later(self, lag: i64) -> Self {
+        Self { lag, ..self }
+    }
+
+    /// These windows where a column holds their ends, or both bounds. They are closed at the same watermark.
+    pub(super) fn known_by_end(&self) -> Self {
+        Self { kind: Kind::Ended, tick: self.tick, lag: i64::from(self.is_session()) }
+    }
+
+    /// Nanoseconds in one tick of the times.
+    pub(super) fn tick(&self) -> i64 {
+        self.tick
+    }
+
+    /// For windows over the starts of others: how long after the end of one of them the others in it may still be open, and
+    /// how long these last, both in nanoseconds. `None`: that differs.
+    pub(super) fn over_starts_of(&self, inner: &Self) -> Option<(i64, i64)> {
+        let Kind::Sliding { size: inner_size, slide: step, offset: first } = &inner.kind else { return None };
+        let lag = match &self.kind {
+            // The last that starts before an end starts one step before it.
+            Kind::Sliding { size, slide, offset } if slide % step == 0 && (offset + size - first) % step == 0 => {
+                inner_size - step
+            }
+            _ => *inner_size,
+        };
+        Some((lag * self.tick, inner_size * self.tick))
+    }
+
     /// Whether the windows are sessions.
     pub(super) fn is_session(&self) -> bool {
         matches!(self.kind, Kind::Session { .. })
@@ -123,12 +165,13 @@ impl Window {
             Kind::Sliding { .. } => "window",
             Kind::Calendar(_) => "calendar_window",
             Kind::Session { .. } => "session_window",
+            Kind::Ended => "window",
         }
     }
 
     /// The ticks by which [`Window::end`] knows the windows in a key column: their starts, or the ends of sessions.
     pub(super) fn marks(&self, column: &ArrayRef) -> Result<Int64Array, DataFusionError> {
-        match self.is_session() {
+        match matches!(column.data_type(), DataType::Struct(_)) {
             true => Ok(Bounds::of(column)?.ends),
             false => ticks(column),
         }
@@ -138,11 +181,17 @@ impl Window {
     /// session, which a row at its very end would prolong.
     pub(super) fn end(&self, mark: i64) -> i64 {
         let end = match &self.kind {
-            Kind::Session { .. } => return mark.saturating_mul(self.tick).saturating_add(1),
-            Kind::Sliding { size, .. } => mark.saturating_add(*size),
-            Kind::Calendar(calendar) => calendar.end(mark, self.tick).unwrap_or(i64::MAX),
+            Kind::Session { .. } => mark.saturating_mul(self.tick).saturating_add(1),
+            Kind::Sliding { size, .. } => self.closed_at(mark.saturating_add(*size)),
+            Kind::Calendar(calendar) => self.closed_at(calendar.end(mark, self.tick).unwrap_or(i64::MAX)),
+            Kind::Ended => self.closed_at(mark),
         };
-        end.saturating_mul(self.tick)
+        // One that ended before all watermarks that can be told is closed by the second of them, not by the first.
+        end.max(EARLIEST + 1)
+    }
+
+    fn closed_at(&self, end: i64) -> i64 {
+        end.saturating_mul(self.tick).saturating_add(self.lag)
     }
 
     /// The window in words.
@@ -161,6 +210,7 @@ impl Window {
             Kind::Calendar(calendar) => calendar.shown(),
             Kind::Session { gap: Some(gap) } => shown(*gap),
             Kind::Session { gap: None } => "the gap of each row".into(),
+            Kind::Ended => "until its end".into(),
         }
     }
 
@@ -172,6 +222,7 @@ impl Window {
             Kind::Sliding { slide, offset, .. } => time - (time - offset).rem_euclid(*slide),
             Kind::Calendar(calendar) => calendar.bounds(time, self.tick)?.0,
             Kind::Session { gap } => time.saturating_add((*gap)? / self.tick),
+            Kind::Ended => time,
         };
         Some(self.end(mark))
     }
@@ -196,7 +247,7 @@ impl Window {
                 [size, slide, offset].into_iter().all(|length| (length * self.tick) % tick == 0)
             }
             Kind::Calendar(_) => tick <= 1_000_000_000,
-            Kind::Session { .. } => false,
+            Kind::Session { .. } | Kind::Ended => false,
         }
     }
 }

@@ -11,7 +11,6 @@ use arrow::datatypes::{DataType, Int64Type};
 use datafusion::error::DataFusionError;
 
 use super::Window;
-use super::event_time::Followed;
 use crate::sql::aggregation::Aggregation;
 use crate::sql::pipeline::batch_of;
 
@@ -28,24 +27,22 @@ pub(in crate::sql) struct Sliding {
 }
 
 impl Sliding {
-    /// Puts the start of each row's first window that is not late behind the key columns.
+    /// Puts the start of each row's first window that is not late behind the key columns. `passed` says which watermark it
+    /// comes after.
     pub(in crate::sql) fn prepare(
         &self,
         rows: &RecordBatch,
-        records: &[u32],
-        followed: Option<&Followed>,
+        passed: impl Fn(usize) -> i64,
     ) -> Result<RecordBatch, DataFusionError> {
         let Some((size, slide)) = self.window.slides() else { return Ok(rows.clone()) };
         let lasts = ticks(rows.column(self.column))?;
         let times = ticks(rows.column(self.time))?;
-        let firsts = lasts.values().iter().zip(times.values()).zip(records).map(|((last, time), record)| {
+        let firsts = lasts.values().iter().zip(times.values()).enumerate().map(|(row, (last, time))| {
             let windows = (last - time + size - 1) / slide;
             let mut first = last - windows * slide;
-            if let Some(followed) = followed {
-                let watermark = followed.before(*record);
-                while first < *last && self.window.end(first) <= watermark {
-                    first += slide;
-                }
+            let watermark = passed(row);
+            while first < *last && self.window.end(first) <= watermark {
+                first += slide;
             }
             first
         });

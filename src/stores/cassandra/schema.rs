@@ -134,7 +134,8 @@ mod tests {
                 "crash_notes",
                 "dead_letters",
                 "dead_letter_replays",
-                "heartbeats"
+                "heartbeats",
+                "pauses"
             ]
         );
     }

@@ -28,6 +28,9 @@ pub(super) struct Statements {
     pub(super) write_letter: PreparedStatement,
     pub(super) read_note: PreparedStatement,
     pub(super) write_note: PreparedStatement,
+    pub(super) insert_paused: PreparedStatement,
+    pub(super) change_paused: PreparedStatement,
+    pub(super) read_paused: PreparedStatement,
     pub(super) read_heartbeat: PreparedStatement,
     pub(super) write_heartbeat: PreparedStatement,
 }
@@ -130,6 +133,9 @@ impl Statements {
                  USING TIMESTAMP ?",
             )
             .await?,
+            insert_paused: conditional("INSERT INTO {k}.pauses (pipeline, paused) VALUES (?, ?) IF NOT EXISTS").await?,
+            change_paused: conditional("UPDATE {k}.pauses SET paused = ? WHERE pipeline = ? IF paused = ?").await?,
+            read_paused: serial("SELECT paused FROM {k}.pauses WHERE pipeline = ?").await?,
             read_heartbeat: plain(
                 "SELECT generation, instance, beat, released FROM {k}.heartbeats WHERE pipeline = ? LIMIT 1",
             )

@@ -8,11 +8,15 @@ use rdkafka::producer::Producer;
 use rdkafka::types::{RDKafkaApiKey, RDKafkaRespErr};
 use strandline::catalog::KafkaTopic;
 use strandline::kafka::{EmbeddedKafka, KafkaSource};
+use strandline::settings::KafkaSettings;
 use strandline_actors::ports::Source;
+use strandline_actors::position::{Offset, PartitionKey, SourcePartition};
 use tokio::time::timeout;
+use uuid::Uuid;
 
 use super::{LARGE, PATIENCE, Reading, failed, halted, numbered, settings, source, table, values};
-use crate::test_topic::{Sent, producer, send, servers};
+use crate::own_server::OwnServer;
+use crate::test_topic::{Sent, TestTopic, producer, send, servers};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_missing_topic_is_named_with_what_to_do() {
@@ -115,4 +119,64 @@ async fn a_partition_that_fetches_nothing_although_there_is_something_shows_it()
     kafka.call(|mock| mock.clear_request_errors(RDKafkaApiKey::Fetch)).unwrap();
     reading.until(3, LARGE).await;
     assert_eq!(reading.records, numbered("v", 0..3));
+}
+
+/// No connection breaks and no answer comes: what was the end may be so no longer, also for a client that knew it before.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_is_not_known_while_its_broker_stands_still() {
+    let kafka = OwnServer::start("kafka").await;
+    let topic = TestTopic::create_at(&kafka.address(), "still", 1, &[]).await;
+    topic.fill_with(&[("bootstrap.servers", &kafka.address())], 0, values("v", 0..10)).await;
+    let source = KafkaSource::connect(&settings(&kafka.address()), &[table(&topic.name)]).await.unwrap();
+    let partitions = source.partitions().await.unwrap();
+    let mut reading = Reading::open(&source, &partitions[0], 0).await;
+    let until = async |reading: &mut Reading, end| {
+        let started = Instant::now();
+        while (reading.position, reading.end) != (10, end) {
+            reading.next(LARGE).await.unwrap();
+            assert!(started.elapsed() < Duration::from_secs(30), "the end is told as {:?}", reading.end);
+        }
+    };
+    until(&mut reading, Some(10)).await;
+
+    kafka.does("pause").await;
+    until(&mut reading, None).await;
+    // The next life on the same client, which has fetched nothing.
+    let mut again = Reading::open(&source, &partitions[0], 10).await;
+    for _ in 0..20 {
+        again.next(LARGE).await.unwrap();
+        assert_eq!((again.position, again.end), (10, None));
+    }
+    kafka.does("cont").await;
+    until(&mut again, Some(10)).await;
+}
+
+/// Each looks around when nothing came for a while, and none waits until all others have asked in vain.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_readers_of_brokers_that_are_away_are_answered_in_time() {
+    let held = tokio::net::TcpSocket::new_v4().unwrap();
+    held.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let address = held.local_addr().unwrap().to_string();
+    let often = KafkaSettings { discovery_interval: Duration::from_secs(1), ..settings(&address) };
+    let source = KafkaSource::connect(&often, &[table("orders")]).await.unwrap();
+    let readers = (0..40).map(|partition| {
+        let source = Arc::clone(&source);
+        tokio::spawn(async move {
+            let key = PartitionKey { topic_id: Uuid::from_u128(7), partition };
+            let partition = SourcePartition { source: 0, topic: "orders".into(), key };
+            let mut reader = source.open(&partition, Offset(0)).await.unwrap();
+            let started = Instant::now();
+            let mut longest = Duration::ZERO;
+            while started.elapsed() < Duration::from_secs(20) {
+                let asked = Instant::now();
+                assert!(timeout(PATIENCE, reader.next(LARGE)).await.unwrap().unwrap().range.is_empty());
+                longest = longest.max(asked.elapsed());
+            }
+            longest
+        })
+    });
+    for reader in futures::future::join_all(readers).await {
+        let longest = reader.unwrap();
+        assert!(longest < Duration::from_secs(10), "one waited for {longest:?}");
+    }
 }

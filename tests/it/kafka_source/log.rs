@@ -11,6 +11,7 @@ use strandline_actors::ports::{BatchLimit, Source};
 use strandline_actors::position::Offset;
 
 use super::{LARGE, PATIENCE, Reading, halted, numbered, open_topic, settings, table, values};
+use crate::own_server::OwnServer;
 use crate::test_topic::{Sent, TestTopic, producer, send, servers};
 
 /// Case: gap that is no loss (druid#5404).
@@ -78,8 +79,11 @@ async fn only_committed_transactions_are_read_and_the_end_is_reached() {
         }
     }
     assert_eq!(inside.position, end);
+    assert!(inside.open_transaction, "it is not quiet either");
     tokio::task::spawn_blocking(move || open.commit_transaction(PATIENCE).unwrap()).await.unwrap();
     inside.until(end + 2, LARGE).await;
+    inside.next(LARGE).await.unwrap();
+    assert_eq!((inside.end, inside.open_transaction), (Some(end + 2), false));
     assert_eq!(inside.records.last().unwrap(), &(end, "open".to_owned()));
 }
 
@@ -204,6 +208,40 @@ async fn a_position_beyond_the_log_halts_the_partition() {
     let mut reading = Reading::open(&source, &partitions[0], 11).await;
     let reason = halted(reading.error().await);
     assert!(reason.contains("ends at offset 10") && reason.contains("offset 11"), "{reason}");
+}
+
+/// A replica that has not got the last records comes to lead, and its log grows beyond the position: only the epochs of the
+/// leaders tell.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_log_that_was_cut_and_has_grown_beyond_the_position_halts_the_partition() {
+    let first = OwnServer::start("kafka").await;
+    let folder = first.folder().display().to_string();
+    let joined = ["--join", &folder];
+    let (second, third) =
+        tokio::join!(OwnServer::start_with("kafka", "", &joined), OwnServer::start_with("kafka", "", &joined));
+    let servers = [first.address(), second.address(), third.address()].join(",");
+    let (leader, follower) = (i32::from(second.port()), i32::from(third.port()));
+    let unclean = [("unclean.leader.election.enable", "true"), ("min.insync.replicas", "1")];
+    let topic = TestTopic::create_on(&servers, "cut", &[leader, follower], &unclean).await;
+    topic.led_by(leader).await;
+    let fill = async |acks: &str, prefix: &str, range| {
+        topic.fill_with(&[("bootstrap.servers", &servers), ("acks", acks)], 0, values(prefix, range)).await;
+    };
+    fill("all", "old", 0..100).await;
+    third.does("kill").await;
+    fill("1", "old", 100..150).await;
+    let source = KafkaSource::connect(&settings(&servers), &[table(&topic.name)]).await.unwrap();
+    let partitions = source.partitions().await.unwrap();
+    let mut reading = Reading::open(&source, &partitions[0], 0).await;
+    reading.until(150, LARGE).await;
+
+    second.does("kill").await;
+    third.does("start").await;
+    topic.led_by(follower).await;
+    fill("1", "new", 100..200).await;
+    let reason = halted(reading.error().await);
+    assert!(reason.contains("was cut below the position") && reason.contains("halts at offset 150"), "{reason}");
+    assert_eq!(reading.records, numbered("old", 0..150));
 }
 
 /// Case: topic recreated (quickwit#1602, materialize#20141).

@@ -65,11 +65,79 @@ async fn a_paused_pipeline_reads_nothing_and_goes_on_where_it_stood() {
     counting.call_with(&["resume", "--yes"], &[at, token]).went_well();
     counting.stand.until_committed(&counting.ends()).await;
 
-    // A crash does not survive the wish: a new process reads.
+    // The wish survives the process: the next one stands still, too, in whole or in part, until it is told to go on.
     counting.call_with(&["pause", "--yes"], &[at, token]).went_well();
     service.until("all partitions are paused", |status| all(status, "paused")).await;
+    let ends = counting.ends();
     service.kill();
     counting.fill(10).await;
-    counting.settle(counting.start()).await;
+    let stored = counting.call(&["status", "--json"]).json();
+    assert_eq!((&stored["from"], &stored["paused"]["pipeline"]), (&"store".into(), &true.into()));
+    assert!(counting.call(&["status"]).out.contains("PAUSED: it reads nothing until"));
+    let service = counting.start_with(&[token]);
+    service.until("the next process stands still", |status| all(status, "paused")).await;
+    service.until_said("an earlier process was told to pause").await;
+    service.until_each_shard_has_committed(2).await;
+    assert_eq!(counting.stand.offsets().await, ends, "nothing was read");
+    let address = Counting::address(&service);
+    let at = ("HTTP__LISTEN", address.as_str());
+    counting.call_with(&["resume", "--partition", "1", "--yes"], &[at, token]).went_well();
+    service.until("one goes on", |status| lives(status).get(&1).is_some_and(|life| life == "running")).await;
+    service.stop().await;
+    let service = counting.start_with(&[token]);
+    let half = |status: &Value| [0, 1].map(|partition| lives(status).get(&partition).cloned().unwrap_or_default());
+    service.until("the one after it is so, too", |status| half(status) == ["paused", "running"]).await;
+    let address = Counting::address(&service);
+    let at = ("HTTP__LISTEN", address.as_str());
+    counting.call_with(&["resume", "--yes"], &[at, token]).went_well();
+    counting.settle(service).await;
     assert_eq!(counting.table().await, counting.recount(&[0, 0], BTreeMap::new()));
+    let service = counting.start();
+    service.until("nothing stands still any more", |status| all(status, "running")).await;
+}
+
+/// Of each partition: the lag in records and in seconds.
+fn behind(status: &Value) -> Vec<(Option<i64>, Option<f64>)> {
+    let lines = status["board"]["partitions"].as_array().into_iter().flatten();
+    lines
+        .map(|line| {
+            let end = line["end"].as_i64();
+            (end.map(|end| end - line["position"].as_i64().unwrap()), line["lag_seconds"].as_f64())
+        })
+        .collect()
+}
+
+/// Nobody reads a paused partition, and yet it shows how far behind it is, also in a process that never read it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_paused_partition_shows_how_far_behind_it_is() {
+    let mut counting = Counting::over_local(2).await;
+    counting.fill(50).await;
+    let often = ("KAFKA__DISCOVERY_INTERVAL", "300ms");
+    let service = counting.start_with(&[often]);
+    service.until("all is read", |status| behind(status) == [(Some(0), Some(0.0)); 2]).await;
+    let at = ("HTTP__LISTEN", &*Counting::address(&service));
+    counting.call_with(&["pause", "--yes"], &[at]).went_well();
+    service.until("all partitions are paused", |status| all(status, "paused")).await;
+
+    counting.fill(30).await;
+    service.until("what waits shows", |status| behind(status).iter().all(|(lag, _)| *lag == Some(30))).await;
+    let ages = || behind(&service.status()).into_iter().map(|(_, age)| age.unwrap()).collect::<Vec<_>>();
+    let before = ages();
+    assert!(before.iter().all(|age| *age > 0.0), "{before:?}");
+    until("it grows older", PATIENCE, async || ages().iter().zip(&before).all(|(now, then)| now > then)).await;
+    counting.fill(1).await;
+    service.until("more waits", |status| behind(status).iter().all(|(lag, _)| *lag == Some(31))).await;
+    let metrics = service.get("/metrics").unwrap().1;
+    let lines = |name: &str| metrics.lines().filter(|line| line.starts_with(name)).count();
+    assert_eq!((lines("strandline_partition_lag{"), lines("strandline_partition_lag_seconds{")), (2, 2), "{metrics}");
+
+    service.kill();
+    counting.fill(10).await;
+    let service = counting.start_with(&[often]);
+    service.until("the next process knows it", |status| behind(status) == [(Some(41), None); 2]).await;
+    assert!(all(&service.status(), "paused"));
+    let at = ("HTTP__LISTEN", &*Counting::address(&service));
+    counting.call_with(&["resume", "--yes"], &[at]).went_well();
+    service.until("all is read again", |status| behind(status) == [(Some(0), Some(0.0)); 2]).await;
+    counting.settle(service).await;
 }

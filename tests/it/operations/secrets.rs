@@ -63,11 +63,24 @@ async fn secrets_are_nowhere_to_be_seen() {
     let (endpoint, traced) = collector();
     let mut command = counting.command(&["run"], &SECRETS);
     command.env("STRANDLINE_HTTP__LISTEN", "127.0.0.1:0").env("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint);
-    command.env("OTEL_EXPORTER_OTLP_HEADERS", "authorization=public");
+    command.env("OTEL_EXPORTER_OTLP_HEADERS", "authorization=public").env("OTEL_METRICS_EXPORTER", "otlp");
+    command.env("OTEL_METRIC_EXPORT_INTERVAL", "200");
     let service = crate::stand::Service::start(command);
     service.until_ready().await;
     counting.stand.until_committed(&[(0, 31), (1, 30)].into()).await;
-    for path in ["/", "/api/status", "/metrics", "/healthz", "/readyz"] {
+    for path in [
+        "/",
+        "/page.js",
+        "/page.css",
+        "/api/history",
+        "/api/status",
+        "/api/connectors",
+        "/api/balance",
+        "/api/pipeline",
+        "/metrics",
+        "/healthz",
+        "/readyz",
+    ] {
         clean(path, &service.get(path).unwrap().1);
     }
     let address = Counting::address(&service);
@@ -119,7 +132,8 @@ async fn secrets_are_nowhere_to_be_seen() {
     }
     // The batch of the collector goes out every few seconds.
     let found = |what: &str| traced.lock().unwrap().windows(what.len()).any(|window| window == what.as_bytes());
-    until("spans arrive at the collector", PATIENCE, async || found("checkpoint") && found(topic)).await;
+    let both = async || found("checkpoint") && found(topic) && found("strandline_partition_position");
+    until("spans and metrics arrive at the collector", PATIENCE, both).await;
     for secret in [KAFKA, KEY, CASSANDRA, TOKEN] {
         assert!(!found(secret), "the traces give {secret} away");
     }

@@ -221,20 +221,40 @@ async fn a_plan_is_explained_without_any_server() {
         assert!(text.out.contains(part), "{part:?} in {}", text.out);
     }
     let json = counting.call_with(&["explain", "--json"], &nowhere).json();
-    assert_eq!(json["routing"], "by the hash of the group (item)");
+    assert_eq!(json["inserts"][0]["routing"], "by the hash of the group (item)");
     assert_eq!(
-        (&json["shards"], &json["stateless"], &json["output_mode"]),
+        (&json["shards"], &json["inserts"][0]["stateless"], &json["inserts"][0]["output_mode"]),
         (&2.into(), &false.into(), &"update".into())
     );
     assert_eq!(json["sources"][0]["topic"], counting.stand.topic.name.as_str());
     assert_eq!(json["notices"], serde_json::json!([]));
+
+    // All groups of a window that meet again are on one shard; the window itself does not decide.
+    let windows = "CREATE EXTERNAL TABLE orders (item VARCHAR, buyer VARCHAR, at TIMESTAMP) STORED AS JSON \
+                   LOCATION 'kafka://orders' OPTIONS ('watermark.column' 'at'); \
+                   CREATE EXTERNAL TABLE totals (start TIMESTAMP, item VARCHAR, n BIGINT) STORED AS JSON \
+                   LOCATION 'console://';";
+    let inner = "SELECT window.start AS start, item, buyer, count(*) AS n FROM orders \
+                 GROUP BY window(at, '1 minute'), item, buyer";
+    for (query, routing) in [
+        (inner.replace("buyer, count", "count"), "by the hash of the group (item, buyer)"),
+        (format!("SELECT start, item, sum(n) FROM ({inner}) GROUP BY start, item"), "by the hash of the group (item)"),
+        (
+            format!("SELECT start, '', sum(n) FROM ({inner}) GROUP BY start"),
+            "everything on one shard: no group but the window decides",
+        ),
+    ] {
+        let sql = format!("{windows} INSERT INTO totals {query}");
+        let json = counting.call_with(&["explain", "--json"], &[("PIPELINE__SQL", &sql)]).json();
+        assert_eq!(json["inserts"][0]["routing"], routing, "{query}");
+    }
 
     let console = counting.sql().replace("STORED AS CQL", "STORED AS JSON");
     let console = console.split("LOCATION 'cassandra").next().unwrap().to_owned()
         + "LOCATION 'console://'; INSERT INTO totals SELECT item, 1 FROM orders";
     let json = counting.call_with(&["explain", "--json"], &[("PIPELINE__SQL", &console)]).json();
     assert_eq!(
-        (&json["stateless"], &json["routing"]),
+        (&json["inserts"][0]["stateless"], &json["inserts"][0]["routing"]),
         (&true.into(), &"by the hash of the primary key of totals (item)".into())
     );
     assert!(json["notices"][0].as_str().unwrap().contains("at least once"), "{json}");

@@ -175,6 +175,6 @@ async fn groups_that_no_longer_satisfy_having_leave_the_table() {
     let came = after.keys().filter(|key| !before.contains_key(*key)).count();
     assert!(left > 0 && came > 0, "{left} groups left and {came} came");
     // The group of NULL has no key in Cassandra: it is kept, counted and shown.
-    assert!(service.status()["sink"]["refused"].as_u64() > Some(0), "{}", service.status()["sink"]);
+    assert!(service.status()["sinks"][0]["refused"].as_u64() > Some(0), "{}", service.status()["sinks"]);
     case.stop(stand, &feed, service).await;
 }

@@ -161,12 +161,25 @@ async fn a_record_larger_than_a_batch_is_processed_and_one_that_is_bad_is_cut() 
     }
 }
 
+/// Letters and digits that hardly compress, the same for the same seed.
+fn random_text(seed: i64, length: usize) -> String {
+    const LETTERS: &[u8] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
+    let mut state = 0x9E37_79B9_7F4A_7C15_u64 ^ seed.cast_unsigned().wrapping_mul(0xD134_2543_DE82_EF95);
+    let mut letter = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        char::from(LETTERS[(state >> 58) as usize])
+    };
+    (0..length).map(|_| letter()).collect()
+}
+
 /// All that one key keeps is one row of state, larger than a segment is meant to be: it is stored and read back all the same.
 #[tokio::test(flavor = "multi_thread")]
 async fn tens_of_megabytes_of_state_of_one_key_survive_a_crash() {
-    const VALUES: i64 = 2_000;
+    const VALUES: i64 = 3_000;
     let stand = Stand::new(1).await;
-    let value = |number: i64| format!(r#"{{"k":"one","v":"{number:010}-{}"}}"#, "y".repeat(10_000));
+    let value = |number: i64| format!(r#"{{"k":"one","v":"{number:010}-{}"}}"#, random_text(number, 10_000));
     let sql = format!(
         "CREATE EXTERNAL TABLE values_ (k VARCHAR, v VARCHAR) STORED AS JSON LOCATION 'kafka://{}';
          CREATE EXTERNAL TABLE result (k VARCHAR, n BIGINT, different BIGINT, PRIMARY KEY (k)) STORED AS CQL
@@ -186,7 +199,7 @@ async fn tens_of_megabytes_of_state_of_one_key_survive_a_crash() {
     stand.until_committed(&[(0, VALUES)].into()).await;
     assert_eq!(row().await, (VALUES, VALUES));
     let bytes = segments(&stand).await.into_iter().map(|(bytes, _)| bytes).max().unwrap();
-    assert!(bytes > VALUES * 10_000, "the state is one segment of {bytes} bytes");
+    assert!(bytes > VALUES * 10_000 / 2, "the state is one segment of {bytes} bytes");
     service.kill();
     // The same values again, and one that is new.
     stand.topic.fill(0, (0..=VALUES).map(value)).await;
@@ -202,7 +215,7 @@ async fn half_a_million_keys_changed_in_one_checkpoint_are_stored_in_pieces() {
     const KEYS: i64 = 500_000;
     let mut stand = Stand::new(1).await;
     stand.topic = TestTopic::create("keys", 2, &[]).await;
-    // Long keys, so that the state is many segments. All of them are kept, and few are shown.
+    // Long keys, so that the state is many segments, which are small when compressed. All of them are kept, and few shown.
     let sql = format!(
         "CREATE EXTERNAL TABLE keys (k VARCHAR, v BIGINT) STORED AS JSON LOCATION 'kafka://{}';
          CREATE EXTERNAL TABLE result (k VARCHAR, n BIGINT, total BIGINT, PRIMARY KEY (k)) STORED AS CQL
@@ -249,7 +262,7 @@ async fn half_a_million_keys_changed_in_one_checkpoint_are_stored_in_pieces() {
         assert_eq!(rows, wanted);
     }
     let segments = segments(&stand).await;
-    assert!(segments.iter().filter(|(bytes, _)| *bytes > 4 << 20).count() > 1, "{segments:?}");
+    assert!(segments.iter().filter(|(bytes, _)| *bytes > 256 << 10).count() > 1, "{segments:?}");
     for (bytes, chunks) in segments {
         assert!(bytes < 32 << 20 && bytes <= i64::from(chunks) * (256 << 10), "{bytes} bytes in {chunks} chunks");
     }

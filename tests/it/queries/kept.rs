@@ -4,7 +4,7 @@
 use std::fmt::Write;
 
 use super::{Case, Dice, Feed, rows};
-use crate::stand::{PATIENCE, Stand, until};
+use crate::stand::Stand;
 
 const PARTITIONS: i32 = 3;
 const COLUMNS: &str = "k VARCHAR, id BIGINT, v BIGINT, ts TIMESTAMP(3)";
@@ -104,14 +104,13 @@ async fn groups_that_expire_end_with_their_latest_life_through_kills() {
         feed.send(&stand, orders.portion(300)).await;
         let before: i64 = stand.offsets().await.values().sum();
         let service = stand.start(&sql);
-        let more = async || stand.offsets().await.values().sum::<i64>() > before;
-        until("something is committed", PATIENCE, more).await;
+        stand.until_more_is_committed(before, "something is committed").await;
         feed.send(&stand, orders.portion(200)).await;
         service.kill();
     }
     let service = stand.start(&sql);
     stand.until_committed(&feed.ends()).await;
-    let sink = strandline::sql::plan(&sql).unwrap().sink;
+    let sink = strandline::sql::plan(&sql).unwrap().inserts.remove(0).sink;
     let reference = "WITH marked AS (SELECT *, CASE WHEN ts - lag(ts) OVER (PARTITION BY k ORDER BY ts) > INTERVAL
           '700 milliseconds' THEN 1 ELSE 0 END AS starts FROM orders),
         lives AS (SELECT *, sum(starts) OVER (PARTITION BY k ORDER BY ts) AS life FROM marked),

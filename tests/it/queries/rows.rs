@@ -13,7 +13,7 @@ use datafusion::execution::context::SessionContext;
 use datafusion::prelude::SessionConfig;
 use scylla::statement::Statement;
 use scylla::value::{CqlValue, Row};
-use strandline::catalog::SinkTable;
+use strandline::catalog::{SinkKind, SinkTable};
 
 use crate::stand::Stand;
 
@@ -55,10 +55,13 @@ fn by_key(rows: impl IntoIterator<Item = Vec<Value>>, sink: &SinkTable) -> Rows 
     found
 }
 
-/// All rows of the sink's table.
+/// All rows of the table that a sink writes.
 pub(super) async fn of_table(stand: &Stand, sink: &SinkTable) -> Rows {
     let columns: Vec<&str> = sink.schema.fields().iter().map(|field| field.name().as_str()).collect();
-    let mut read = Statement::new(format!("SELECT {} FROM {}.{}", columns.join(", "), stand.keyspace, stand.table));
+    let SinkKind::Cassandra { keyspace, table, .. } = &sink.kind else {
+        panic!("{} is no table of Cassandra", sink.name)
+    };
+    let mut read = Statement::new(format!("SELECT {} FROM {keyspace}.{table}", columns.join(", ")));
     read.set_page_size(i32::MAX);
     let rows = stand.session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
     by_key(rows.rows::<Row>().unwrap().map(|row| row.unwrap().columns.into_iter().map(of_cassandra).collect()), sink)

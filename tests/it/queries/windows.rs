@@ -166,13 +166,13 @@ async fn the_sessions_of_a_silent_topic_are_all_written() {
         sent.extend(portion);
         if life < 2 {
             let before: i64 = stand.offsets().await.values().sum();
-            let service = stand.start_with(&sql, &[("PIPELINE__SHARDS", "1")]);
+            let service = stand.start(&sql);
             let more = async || stand.offsets().await.values().sum::<i64>() > before;
             until("something is committed", Duration::from_secs(120), more).await;
             service.kill();
         }
     }
-    let service = stand.start_with(&sql, &[("PIPELINE__SHARDS", "1")]);
+    let service = stand.start(&sql);
 
     let mut watermarks = BTreeMap::new();
     let mut of_item: BTreeMap<u64, Vec<(i64, i64)>> = BTreeMap::new();

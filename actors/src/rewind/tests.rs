@@ -1,0 +1,149 @@
+//! The decisions of a rewind; how several get along is for the simulation (`tests/simulation/rewinds.rs`).
+
+#![allow(clippy::unwrap_used)]
+use super::*;
+use crate::pointer::{Kept, Outbox, SegmentKey, SegmentRef};
+
+fn key(partition: i32) -> PartitionKey {
+    PartitionKey { topic_id: Uuid::nil(), partition }
+}
+
+fn rewind(to: &[(i32, i64)], reset: bool) -> Rewind {
+    let to = to.iter().map(|(partition, next)| Target { key: key(*partition), next: Offset(*next) }).collect();
+    Rewind { id: Uuid::from_u128(1), wish: "back".into(), to, reset, done: false }
+}
+
+fn of_kind(kind: SegmentKind, number: u32) -> SegmentRef {
+    let key = SegmentKey { shard: 0, epoch: Epoch(7), attempt: Attempt(Uuid::nil()), number };
+    SegmentRef { key, kind, rows: 1, bytes: 1, checksum: 0, until: None }
+}
+
+fn segment() -> SegmentRef {
+    of_kind(SegmentKind::State { table: 0 }, 0)
+}
+
+/// A shard that stands at 90 in partition 0 and has something to lose.
+fn pointer() -> Pointer {
+    let counts = Counts { processed: 80, ..Counts::default() };
+    let position =
+        Position { next: Offset(90), watermark: Some(5), idle: true, raised: Some(6), counts, counted_from: None };
+    let vector = Vector([(key(0), position)].into());
+    let segments = vec![of_kind(SegmentKind::Upserts { sink: 0 }, 1), of_kind(SegmentKind::DeadLetters, 2)];
+    let outbox = Outbox { epoch: Epoch(7), timestamp: 0, segments };
+    let (closed, state) = (Some(6), vec![segment()]);
+    let content = Content { vector: vector.clone(), closed, state, outbox, ..Content::default() };
+    let kept = vec![Kept { epoch: Epoch(7), vector, closed, state: vec![segment()] }];
+    let attempt = Attempt::fresh();
+    Pointer { shard: 0, epoch: Epoch(8), attempt, generation: Generation(1), timestamp: 0, content, kept }
+}
+
+fn stopped() -> Stopped {
+    let starts = [(key(0), Offset(10)), (key(1), Offset(20))].into();
+    Stopped { shards: 2, fingerprint: "1".into(), starts, generation: Generation(2) }
+}
+
+#[test]
+fn how_far_a_rewind_is_follows_from_the_marks() {
+    let mark = |done: Option<bool>| {
+        let mut pointer = pointer();
+        pointer.content.rewind = done.map(|done| Box::new(Rewind { done, ..rewind(&[], true) }));
+        Some(pointer)
+    };
+    let of = |marks: &[Option<bool>]| phase(&marks.iter().map(|done| mark(*done)).collect::<Vec<_>>());
+    let rewind = || rewind(&[], true);
+    assert_eq!(phase(&[None, None]).unwrap(), Phase::Free);
+    assert_eq!(of(&[None, None]).unwrap(), Phase::Free);
+    assert_eq!(of(&[Some(false), None]).unwrap(), Phase::Marking(rewind()));
+    assert_eq!(of(&[Some(false), Some(false)]).unwrap(), Phase::Moving(rewind()));
+    assert_eq!(of(&[Some(true), Some(false)]).unwrap(), Phase::Moving(rewind()));
+    assert_eq!(of(&[Some(true), Some(true)]).unwrap(), Phase::Unmarking(rewind()));
+    assert_eq!(of(&[None, Some(true)]).unwrap(), Phase::Unmarking(rewind()));
+    assert!(matches!(of(&[None, Some(true), Some(false)]), Err(RewindError::Torn(_))));
+    let mut other = mark(Some(false));
+    other.as_mut().unwrap().content.rewind.as_mut().unwrap().id = Uuid::from_u128(2);
+    assert!(matches!(phase(&[mark(Some(false)), other]), Err(RewindError::Torn(_))));
+}
+
+/// The lowest positions where every shard stands as these do.
+fn standing(pointers: &[Option<Pointer>]) -> BTreeMap<PartitionKey, Offset> {
+    lowest(pointers, &stopped().starts)
+}
+
+#[test]
+fn after_a_reset_nothing_is_left_of_what_was_read_before() {
+    for current in [Some(pointer()), None] {
+        let lowest = standing(&[Some(pointer())]);
+        let content = stopped().moved(current.as_ref(), &rewind(&[(0, 40), (1, 15)], true), &lowest);
+        assert!(content.state.is_empty());
+        assert_eq!(content.closed, None);
+        let kinds: Vec<_> = content.outbox.segments.iter().map(|segment| segment.kind).collect();
+        assert_eq!(kinds, vec![SegmentKind::DeadLetters; usize::from(current.is_some())]);
+        let at = |next| Position { counted_from: Some(next), ..Position::start(next) };
+        assert_eq!(content.vector.0, [(key(0), at(Offset(40))), (key(1), at(Offset(15)))].into());
+        assert!(content.rewind.unwrap().done);
+    }
+}
+
+/// Else rows that are read again would be late by what was read before them once, and is not counted any more.
+#[test]
+fn after_a_reset_a_partition_that_stays_has_no_watermark_either() {
+    let lowest = standing(&[Some(pointer())]);
+    let content = stopped().moved(Some(&pointer()), &rewind(&[(0, 90)], true), &lowest);
+    let there = Position { counted_from: Some(Offset(90)), ..Position::start(Offset(90)) };
+    // One that nobody named when the rewind was begun starts as it would at first.
+    assert_eq!(content.vector.0, [(key(0), there)].into());
+}
+
+#[test]
+fn a_state_that_is_kept_keeps_its_counts_and_what_is_read_again_counts_again() {
+    let lowest = standing(&[Some(pointer())]);
+    let content = stopped().moved(Some(&pointer()), &rewind(&[(0, 40), (1, 25)], false), &lowest);
+    assert_eq!((content.state.as_slice(), content.outbox.segments.len()), (&[segment()][..], 2));
+    assert_eq!(content.closed, Some(6));
+    // It stood at 90 and started at 10: the 50 that are read again count again.
+    let counts = pointer().content.vector.get(&key(0)).unwrap().counts;
+    let there = Position { counts, counted_from: Some(Offset(-40)), ..Position::start(Offset(40)) };
+    assert_eq!(content.vector.get(&key(0)), Some(&there));
+    // Not read yet: its start, which is lower.
+    assert_eq!(content.vector.get(&key(1)).unwrap().next, Offset(20));
+    // A partition that is not named stays as it is.
+    let content = stopped().moved(Some(&pointer()), &rewind(&[(1, 15)], false), &lowest);
+    assert_eq!(content.vector.get(&key(0)), pointer().content.vector.get(&key(0)));
+}
+
+/// Else they would judge by different watermarks what they read from there on, each by what it had read when it crashed.
+#[test]
+fn all_shards_come_to_stand_at_one_place_and_none_goes_forward() {
+    let mut other = pointer();
+    other.content.vector.0.get_mut(&key(0)).unwrap().next = Offset(30);
+    for reset in [false, true] {
+        let wish = rewind(&[(0, 40)], reset);
+        let mut pointers = [Some(pointer()), Some(other.clone())];
+        for shard in 0..2 {
+            let content = stopped().moved(pointers[shard].as_ref(), &wish, &standing(&pointers));
+            let position = content.vector.get(&key(0)).unwrap();
+            assert_eq!((position.next, position.watermark), (Offset(30), None), "shard {shard}, reset {reset}");
+            // The ones that have moved do not change where the others go.
+            pointers[shard].as_mut().unwrap().content = content;
+        }
+    }
+}
+
+#[test]
+fn the_lowest_position_is_over_all_shards_and_starts_count_where_nothing_was_read() {
+    let mut other = pointer();
+    other.content.vector.0.get_mut(&key(0)).unwrap().next = Offset(70);
+    let found = lowest(&[Some(pointer()), Some(other)], &stopped().starts);
+    assert_eq!(found, [(key(0), Offset(70)), (key(1), Offset(20))].into());
+    assert_eq!(lowest(&[Some(pointer()), None], &stopped().starts)[&key(0)], Offset(10));
+}
+
+#[test]
+fn pointers_without_a_mark_are_stored_as_before() {
+    let text = serde_json::to_string(&pointer().content).unwrap();
+    assert!(!text.contains("rewind"), "{text}");
+    let mut marked = pointer();
+    marked.content.rewind = Some(Box::new(rewind(&[(3, 4)], false)));
+    let text = serde_json::to_string(&marked.content).unwrap();
+    assert_eq!(serde_json::from_str::<Content>(&text).unwrap(), marked.content);
+}
