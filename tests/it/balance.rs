@@ -10,7 +10,7 @@ use strandline_actors::ports::StoreError;
 use strandline_actors::position::{Offset, PartitionKey};
 
 /// How long a store may take to answer on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// What is stored of the pipeline that an environment names.
 pub(crate) async fn stored(environment: impl IntoIterator<Item = (String, String)>) -> Existing {

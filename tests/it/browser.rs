@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use serde_json::{Value, json};
 
 /// How long anything may take, on a slow machine.
-const PATIENCE: Duration = Duration::from_secs(120);
+const PATIENCE: Duration = Duration::from_secs(300);
 
 /// The script that finds a Chromium, or installs one.
 const FINDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/deploy/local/browser");

@@ -17,6 +17,11 @@ fn settings(nodes: &str) -> CassandraSettings {
     CassandraSettings { nodes: nodes.into(), timeout: Duration::from_secs(2), ..CassandraSettings::default() }
 }
 
+/// A real server has to answer in time.
+fn of_the_server() -> CassandraSettings {
+    CassandraSettings { timeout: Duration::from_secs(30), ..settings(&server()) }
+}
+
 async fn refusal(settings: &CassandraSettings) -> CassandraError {
     connect(settings).await.expect_err("the connection should have failed")
 }
@@ -171,7 +176,7 @@ async fn a_user_needs_a_password() {
 
 #[tokio::test]
 async fn the_server_does_not_speak_tls() {
-    let settings = CassandraSettings { tls: true, ..settings(&server()) };
+    let settings = CassandraSettings { tls: true, ..of_the_server() };
     let error = refusal(&settings).await;
     let message = error.to_string();
     assert!(matches!(error, CassandraError::Tls { .. }), "{message}");
@@ -181,7 +186,7 @@ async fn the_server_does_not_speak_tls() {
 
 #[tokio::test]
 async fn the_datacenter_does_not_exist() {
-    let settings = CassandraSettings { datacenter: Some("moon".into()), ..settings(&server()) };
+    let settings = CassandraSettings { datacenter: Some("moon".into()), ..of_the_server() };
     assert_eq!(
         refusal(&settings).await.to_string(),
         "STRANDLINE_CASSANDRA__DATACENTER: the cluster has no datacenter 'moon'; it has: datacenter1"
@@ -190,5 +195,5 @@ async fn the_datacenter_does_not_exist() {
 
 #[tokio::test]
 async fn the_datacenter_exists() {
-    connect(&CassandraSettings { datacenter: Some("datacenter1".into()), ..settings(&server()) }).await.unwrap();
+    connect(&CassandraSettings { datacenter: Some("datacenter1".into()), ..of_the_server() }).await.unwrap();
 }

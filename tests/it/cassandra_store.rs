@@ -93,7 +93,7 @@ async fn a_move_whose_answer_is_lost_is_unknown_and_sent_once() {
     let pipeline = unique();
     let direct = settings();
     let proxy = Proxy::start(&server()).await;
-    let through = CassandraSettings { nodes: proxy.address.clone(), timeout: Duration::from_secs(1), ..direct.clone() };
+    let through = CassandraSettings { nodes: proxy.address.clone(), timeout: Duration::from_secs(5), ..direct.clone() };
     // The tables are made without a hurry.
     let (_, witness) = open(&direct, &pipeline).await;
     let (_, store) = open(&through, &pipeline).await;
@@ -120,7 +120,7 @@ async fn a_generation_whose_answer_is_lost_is_given_to_nobody() {
     let pipeline = unique();
     let direct = settings();
     let proxy = Proxy::start(&server()).await;
-    let through = CassandraSettings { nodes: proxy.address.clone(), timeout: Duration::from_secs(1), ..direct.clone() };
+    let through = CassandraSettings { nodes: proxy.address.clone(), timeout: Duration::from_secs(5), ..direct.clone() };
     let (_, witness) = open(&direct, &pipeline).await;
     let (_, store) = open(&through, &pipeline).await;
     let mut taken = BTreeSet::from([store.next_generation().await.unwrap()]);

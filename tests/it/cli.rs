@@ -19,7 +19,7 @@ const SQL: &str = "
     INSERT INTO totals SELECT item, count(*), sum(qty) FROM orders GROUP BY item;";
 
 /// How long anything here may take, on a slow machine.
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(180);
 
 /// A folder to run in, so that no settings of the repository are read; deleted at the end.
 struct Place(PathBuf);
@@ -466,13 +466,13 @@ fn a_collector_that_never_answers_does_not_hold_up_the_work_or_the_end() {
         }
     });
     let running =
-        Running::start(&place, &kafka, &[("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint), ("SHUTDOWN__DEADLINE", "10s")]);
+        Running::start(&place, &kafka, &[("OTEL_EXPORTER_OTLP_ENDPOINT", &endpoint), ("SHUTDOWN__DEADLINE", "30s")]);
     running.until_read(1000);
     let begun = Instant::now();
     running.signal("TERM");
     let (code, out) = running.end();
     assert_eq!(code, 0);
-    assert!(begun.elapsed() < Duration::from_secs(10), "it took {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(30), "it took {:?}", begun.elapsed());
     assert_eq!(last_row(&out), (1000, 2000));
 }
 
@@ -531,7 +531,7 @@ fn when_the_last_checkpoint_cannot_be_taken_it_ends_at_the_deadline_and_says_so(
         "{said}"
     );
     assert!(said.contains("the next start goes on from the last checkpoint that was committed"), "{said}");
-    assert!(begun.elapsed() < Duration::from_secs(10), "it took {:?}", begun.elapsed());
+    assert!(begun.elapsed() < Duration::from_secs(60), "it took {:?}", begun.elapsed());
 }
 
 #[test]

@@ -22,7 +22,7 @@ use tokio::time::timeout;
 use crate::test_topic::servers;
 
 const LARGE: BatchLimit = BatchLimit { rows: 10_000, bytes: 1 << 20 };
-const PATIENCE: Duration = Duration::from_secs(60);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 fn table(topic: &str) -> KafkaTopic {
     KafkaTopic {

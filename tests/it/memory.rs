@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rdkafka::producer::Producer;
 use serde_json::Value;
 
-use crate::stand::{Service, Stand, until};
+use crate::stand::{PATIENCE, Service, Stand, until};
 use crate::test_topic::{Sent, producer, send};
 
 const PARTITIONS: i32 = 100;
@@ -70,15 +70,18 @@ async fn a_slow_sink_bounds_memory_over_a_backlog_in_a_hundred_partitions() {
             }
         }
     });
+    let row = rows.recv().await.unwrap();
+    assert!(row["row"]["qty"].as_i64() >= Some(3), "{row}");
     let mut pace = tokio::time::interval(Duration::from_secs(1) / u32::try_from(ROWS_PER_SECOND).unwrap());
+    pace.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     let begun = Instant::now();
-    let mut read = 0;
+    let mut read = 1;
     while begun.elapsed() < WATCHED {
         pace.tick().await;
-        if let Ok(row) = rows.try_recv() {
-            assert!(row["row"]["qty"].as_i64() >= Some(3), "{row}");
-            read += 1;
-        }
+        // It is the sink that is slow: there is always another row.
+        let row = tokio::time::timeout(PATIENCE, rows.recv()).await.expect("there is a row").unwrap();
+        assert!(row["row"]["qty"].as_i64() >= Some(3), "{row}");
+        read += 1;
         if read % 500 == 1 {
             assert!(peak_mb(service.process()) < ALLOWED_MB, "{} MB", peak_mb(service.process()));
         }
@@ -86,14 +89,12 @@ async fn a_slow_sink_bounds_memory_over_a_backlog_in_a_hundred_partitions() {
     let peak = peak_mb(service.process());
     eprintln!("{read} rows were read in {WATCHED:?}, {} offsets taken on, at most {peak} MB", taken_on(&service));
     assert!(peak < ALLOWED_MB, "{peak} MB");
-    // It is the sink that is slow: there was always a row, and what comes after it waits in Kafka.
-    assert!(read > ROWS_PER_SECOND * 30, "{read}");
+    // What comes after it waits in Kafka.
     assert!(taken_on(&service) < BACKLOG / 2, "{}", taken_on(&service));
 
     // It still works: with a reader in a hurry it goes on.
     let before = taken_on(&service);
     tokio::spawn(async move { while rows.recv().await.is_some() {} });
-    until("it goes on when the sink does", crate::stand::PATIENCE, async || taken_on(&service) > before + 100_000)
-        .await;
+    until("it goes on when the sink does", PATIENCE, async || taken_on(&service) > before + 100_000).await;
     assert!(peak_mb(service.process()) < ALLOWED_MB, "{} MB", peak_mb(service.process()));
 }

@@ -62,14 +62,14 @@ impl Stand {
     async fn over_shared_cassandra(kafka: &str, partitions: i32, config: &[(&str, &str)]) -> Self {
         let node = std::env::var("TEST_CASSANDRA")
             .expect("TEST_CASSANDRA is not set: the tests need a real Cassandra, start them with tests/run");
-        let session = SessionBuilder::new().known_node(&node).build().await.unwrap();
+        let session = SessionBuilder::new().known_node(&node).connection_timeout(PATIENCE).build().await.unwrap();
         let keyspace = KEYSPACE.get_or_init(|| create_keyspace(&session)).await.clone();
         Self::over(kafka, partitions, config, node, session, keyspace).await
     }
 
     /// With a Cassandra of the test's own.
     pub(crate) async fn on(node: &str, partitions: i32) -> Self {
-        let session = SessionBuilder::new().known_node(node).build().await.unwrap();
+        let session = SessionBuilder::new().known_node(node).connection_timeout(PATIENCE).build().await.unwrap();
         let keyspace = create_keyspace(&session).await;
         Self::over(&servers(), partitions, &[], node.to_owned(), session, keyspace).await
     }
@@ -111,6 +111,8 @@ impl Stand {
             ("KAFKA__BOOTSTRAP_SERVERS", self.topic.servers.clone()),
             ("STORE__KIND", "cassandra".to_owned()),
             ("CASSANDRA__NODES", self.node.clone()),
+            // Many tests change its schema at the same time, on a machine that may be slow.
+            ("CASSANDRA__TIMEOUT", "20s".to_owned()),
             ("CASSANDRA__KEYSPACE", self.keyspace.clone()),
             ("CHECKPOINT__INTERVAL", "300ms".to_owned()),
             ("HTTP__LISTEN", "127.0.0.1:0".to_owned()),

@@ -98,8 +98,9 @@ async fn a_standby_disturbs_nobody_and_goes_on_when_the_owner_is_gone() {
 async fn of_several_standbys_one_takes_over_and_the_others_go_on_waiting() {
     let stand = Stand::new(crate::shop::PARTITIONS).await;
     let shop = Shop::open(&stand.topic, 20_000, 2_000);
-    // At once, over a pipeline that nobody has owned yet.
-    let mut services: Vec<Service> = ["a", "b", "c"].map(|name| start(&stand, name, "2s")).into();
+    // At once, over a pipeline that nobody has owned yet. Longer than usual, since three start at the same time: whoever has
+    // won must be heard by then.
+    let mut services: Vec<Service> = ["a", "b", "c"].map(|name| start(&stand, name, "8s")).into();
     for owners in 0..3 {
         let ready = |service: &Service| service.get("/readyz").is_some_and(|(code, _)| code == 200);
         let one_works = async || services.iter().filter(|service| ready(service)).count() == 1;
@@ -112,7 +113,7 @@ async fn of_several_standbys_one_takes_over_and_the_others_go_on_waiting() {
             let owner = services.iter().position(ready).unwrap();
             // Whoever stepped down would have ended by itself, and could not be killed.
             services.remove(owner).kill();
-            services.push(start(&stand, &format!("d{owners}"), "2s"));
+            services.push(start(&stand, &format!("d{owners}"), "8s"));
         }
     }
     let (truth, ends) = shop.close();

@@ -112,12 +112,15 @@ impl TestTopic {
         tokio::task::spawn_blocking(move || {
             // A consumer, since a producer that asks for a topic may create it.
             let client: BaseConsumer = ClientConfig::new().set("bootstrap.servers", &servers).create().unwrap();
-            loop {
-                let metadata = client.fetch_metadata(Some(&name), Duration::from_secs(10)).unwrap();
-                let leaders = metadata.topics()[0].partitions().iter().filter(|partition| partition.leader() >= 0);
-                if leaders.count() == partitions {
-                    break;
-                }
+            let since = std::time::Instant::now();
+            let led = |metadata: &rdkafka::metadata::Metadata| {
+                metadata.topics()[0].partitions().iter().filter(|partition| partition.leader() >= 0).count()
+            };
+            // A broker may be slow, or on its way.
+            while client.fetch_metadata(Some(&name), Duration::from_secs(10)).map_or(usize::MAX, |found| led(&found))
+                != partitions
+            {
+                assert!(since.elapsed() < Duration::from_secs(180), "{name} does not get {partitions} partitions");
                 std::thread::sleep(Duration::from_millis(20));
             }
         })
@@ -137,7 +140,7 @@ impl TestTopic {
                 .map_or(-1, |found| found.topics()[0].partitions()[0].leader())
                 != broker
             {
-                assert!(since.elapsed() < Duration::from_secs(120), "broker {broker} does not lead");
+                assert!(since.elapsed() < Duration::from_secs(180), "broker {broker} does not lead");
                 std::thread::sleep(Duration::from_millis(20));
             }
         })
