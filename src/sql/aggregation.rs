@@ -130,9 +130,9 @@ impl Aggregation {
             });
             let first = partial.len();
             let mut state_types = Vec::new();
-            let wide = sums::state_type(&lowered.aggregate)?.filter(|_| !lowered.aggregate.is_distinct());
-            let parts: Vec<_> = match wide {
-                Some(wide) => vec![wide],
+            computable(&lowered.aggregate)?;
+            let parts: Vec<_> = match sums::state_types(&lowered.aggregate)? {
+                Some(wide) => wide,
                 None => lowered.aggregate.state_fields()?.iter().map(|part| part.data_type().clone()).collect(),
             };
             for part in parts {
@@ -267,9 +267,25 @@ fn stored(data_type: &DataType) -> DataType {
     }
 }
 
+/// Refuses a function that DataFusion plans but cannot compute, such as some with DISTINCT.
+fn computable(function: &Arc<AggregateFunctionExpr>) -> Result<(), DataFusionError> {
+    let made = accumulator(function).and_then(|_| match function.groups_accumulator_supported() {
+        true => Ok(()),
+        // The accumulator for groups makes them later.
+        false => function.create_accumulator().map(drop),
+    });
+    made.map_err(|error| {
+        let why = error.strip_backtrace();
+        DataFusionError::Plan(format!("{} is not supported, since it cannot be computed: {why}", function.name()))
+    })
+}
+
 fn accumulator(function: &Arc<AggregateFunctionExpr>) -> Result<Box<dyn GroupsAccumulator>, DataFusionError> {
     if let Some(bounds) = bounds::accumulator(function) {
         return Ok(bounds);
+    }
+    if let Some(average) = sums::average(function) {
+        return Ok(average);
     }
     match sums::accumulator(function, || of_datafusion(function))? {
         Some(sums) => Ok(sums),

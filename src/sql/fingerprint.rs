@@ -51,12 +51,9 @@ pub(super) fn reading(source: &SourceTable, used: &[Field]) -> String {
     let mut lines = Lines::default();
     lines.add("read", &format!("topic {} as JSON: {}", source.topic, columns(used)));
     decoding(source, &mut lines);
-    if let Some(WatermarkText { column, delay, max_ahead, idle, close_after, .. }) = &source.options.watermark {
-        let (delay, ahead) = (windows::shown(*delay), windows::shown(*max_ahead));
-        let idle = idle.map(|idle| format!(", idle after {}", windows::shown(idle))).unwrap_or_default();
-        let close = close_after.map(|(close, _)| format!(", closed after {}", windows::shown(close)));
-        let close = close.unwrap_or_default();
-        lines.add("watermark", &format!("{column} - {delay}, at most {ahead} ahead{idle}{close}"));
+    // How fast it follows the times is not stored: a watermark that is stays where it is, and never goes back.
+    if let Some(WatermarkText { column, .. }) = &source.options.watermark {
+        lines.add("watermark", &format!("by {column}"));
     }
     lines.0
 }
@@ -125,7 +122,13 @@ impl Described<'_> {
             line("then", "what these windows give when they are closed, again:");
             self.groups(self.shape, grouping, state, &mut line);
         }
+        let mut having = self.shape.having.as_slice();
+        let mut label = "having";
         if let Some(ranked) = &self.shape.ranked_groups {
+            let (before, after) = having.split_at(ranked.before);
+            let before: BTreeSet<_> = before.iter().map(|condition| self.shape.display(condition)).collect();
+            before.iter().for_each(|condition| line("having", condition));
+            (having, label) = (after, "qualify");
             let partition = ranked.partition.iter().map(|expr| self.shape.display(expr)).collect::<Vec<_>>().join(", ");
             let order = ranked.order.iter().map(|sort| {
                 let direction = if sort.asc { "up" } else { "down" };
@@ -135,8 +138,8 @@ impl Described<'_> {
             let order = order.collect::<Vec<_>>().join(", ");
             line("number", &format!("{}() in each {partition} by {order}", ranked.numbering.name()));
         }
-        let having: BTreeSet<_> = self.shape.having.iter().map(|condition| self.shape.display(condition)).collect();
-        having.iter().for_each(|condition| line("having", condition));
+        let having: BTreeSet<_> = having.iter().map(|condition| self.shape.display(condition)).collect();
+        having.iter().for_each(|condition| line(label, condition));
         match self.mode {
             OutputMode::Update => {}
             OutputMode::Append => line("mode", "append"),

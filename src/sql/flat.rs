@@ -8,56 +8,64 @@ use datafusion::error::DataFusionError;
 use datafusion::logical_expr::{Aggregate, Expr, LogicalPlan, TableScan, Window};
 use datafusion::optimizer::common_subexpr_eliminate::CommonSubexprEliminate;
 use datafusion::optimizer::optimize_projections::OptimizeProjections;
-use datafusion::optimizer::push_down_filter::PushDownFilter;
 use datafusion::optimizer::replace_distinct_aggregate::ReplaceDistinctWithAggregate;
 use datafusion::optimizer::simplify_expressions::SimplifyExpressions;
 use datafusion::optimizer::{Optimizer, OptimizerContext, OptimizerRule};
 
+use super::arguments::computed_below;
 use super::error::SqlError;
+use super::pushing::{in_order, push_down};
 use super::ranking;
 
 /// The rewrites that are worth it and keep the shape. DataFusion's others are for joins, subqueries and sorting; one of
-/// them would nest aggregates. Conditions on windows stay where they are: below the aggregation a row is not yet in one
-/// window.
+/// them would nest aggregates.
 pub(super) fn optimise(plan: LogicalPlan, windowed: bool) -> Result<LogicalPlan, DataFusionError> {
-    let mut rules: Vec<Arc<dyn OptimizerRule + Send + Sync>> =
-        vec![Arc::new(ReplaceDistinctWithAggregate::new()), Arc::new(SimplifyExpressions::new())];
-    if !windowed {
-        rules.push(Arc::new(PushDownFilter::new()));
-    }
-    rules.push(Arc::new(CommonSubexprEliminate::new()));
-    rules.push(Arc::new(OptimizeProjections::new()));
+    optimised(computed_below(plan)?, windowed)
+}
+
+/// Conditions on windows stay where they are: below the aggregation a row is not yet in one window.
+fn optimised(plan: LogicalPlan, windowed: bool) -> Result<LogicalPlan, DataFusionError> {
+    let rules: Vec<Arc<dyn OptimizerRule + Send + Sync>> = vec![
+        Arc::new(ReplaceDistinctWithAggregate::new()),
+        Arc::new(SimplifyExpressions::new()),
+        Arc::new(CommonSubexprEliminate::new()),
+        Arc::new(OptimizeProjections::new()),
+    ];
     let context = OptimizerContext::new().without_query_execution_start_time().with_skip_failing_rules(false);
     let plan = match windowed {
         true => {
             plan.transform_down(|node| match node {
+                LogicalPlan::Filter(mut filter) => {
+                    filter.predicate = in_order(filter.predicate);
+                    Ok(Transformed::yes(LogicalPlan::Filter(filter)))
+                }
                 LogicalPlan::Aggregate(mut aggregate) => {
-                    aggregate.input = Arc::new(optimise(Arc::unwrap_or_clone(aggregate.input), false)?);
+                    aggregate.input = Arc::new(optimised(Arc::unwrap_or_clone(aggregate.input), false)?);
                     Ok(Transformed::new(LogicalPlan::Aggregate(aggregate), true, TreeNodeRecursion::Stop))
                 }
                 LogicalPlan::Window(mut ranking) if !aggregates(&ranking.input) => {
-                    ranking.input = Arc::new(optimise(Arc::unwrap_or_clone(ranking.input), false)?);
+                    ranking.input = Arc::new(optimised(Arc::unwrap_or_clone(ranking.input), false)?);
                     Ok(Transformed::new(LogicalPlan::Window(ranking), true, TreeNodeRecursion::Stop))
                 }
                 other => Ok(Transformed::no(other)),
             })?
             .data
         }
-        false => plan,
+        false => push_down(plan)?,
     };
     Optimizer::with_rules(rules).optimize(plan, &context, |_, _| {})
 }
 
 /// The rewrites for the first of two aggregations and what is below it. The second sees few rows, and stays as it was written.
 pub(super) fn optimise_first(plan: LogicalPlan) -> Result<LogicalPlan, DataFusionError> {
-    let optimised = plan.transform_down(|node| match node {
+    let plan = computed_below(plan)?.transform_down(|node| match node {
         LogicalPlan::Aggregate(first) if !aggregates(&first.input) => {
-            let first = optimise(LogicalPlan::Aggregate(first), true)?;
+            let first = optimised(LogicalPlan::Aggregate(first), true)?;
             Ok(Transformed::new(first, true, TreeNodeRecursion::Stop))
         }
         other => Ok(Transformed::no(other)),
     })?;
-    Ok(optimised.data)
+    Ok(plan.data)
 }
 
 /// Whether something below aggregates.

@@ -6,10 +6,13 @@ use std::sync::Arc;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::row::{RowConverter, SortField};
 use datafusion::common::DFSchema;
+use datafusion::common::tree_node::TreeNode;
 use datafusion::error::DataFusionError;
 use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::expr::ScalarFunction;
 use datafusion::logical_expr::{Aggregate, Expr, ExprSchemable, LogicalPlan, lit};
+use datafusion::physical_expr::PhysicalExpr;
+use datafusion::physical_expr::expressions::{CastExpr, Column};
 
 use super::aggregation::{Aggregation, Preparation};
 use super::branch::{Branch, Route, Windowed};
@@ -23,10 +26,11 @@ use super::options::OutputMode;
 use super::passthrough::SinkKey;
 use super::pipeline::{Pipeline, nullable, physical};
 use super::plan::Second;
+use super::pushing::{always_fits, in_turn};
 use super::ranking::{self, closed::Ranks};
 use super::reading::Reading;
 use super::second;
-use super::shape::Grouping;
+use super::shape::{self, Grouping};
 use super::tally::RowCounters;
 use super::windows::sliding::Sliding;
 use super::windows::{self, Window as TimeWindow};
@@ -84,7 +88,9 @@ impl Builder<'_> {
                 let distinct = self.insert.shape.grouping.as_ref().is_some_and(|grouping| grouping.distinct);
                 // A row of SELECT DISTINCT is final when it comes.
                 let mode = if distinct { OutputMode::Update } else { mode };
-                let plan = AggregatePlan { aggregation: aggregation.clone(), pipeline: after, mode, closing, shown };
+                let key = self.key_columns();
+                let plan =
+                    AggregatePlan { aggregation: aggregation.clone(), pipeline: after, mode, closing, shown, key };
                 let first = Arc::new(plan);
                 let planned = match second {
                     Some((second, sliding)) => {
@@ -113,6 +119,7 @@ impl Builder<'_> {
             self.steps(&flat.before, &mut pipeline)?;
             if let Some(Preparation { columns, schema }) = &preparation {
                 pipeline.project(columns.clone(), schema);
+                pipeline.check(self.casts(schema));
             }
             let branch = Branch {
                 insert: None,
@@ -151,7 +158,10 @@ impl Builder<'_> {
         for node in nodes {
             match node {
                 LogicalPlan::Filter(filter) => {
-                    pipeline.filter(physical(&filter.predicate, filter.input.schema(), self.state)?);
+                    let input = filter.input.schema();
+                    for condition in in_turn(&filter.predicate, input) {
+                        pipeline.filter(physical(&condition, input, self.state)?);
+                    }
                 }
                 // What the parts of a union have in common from here on.
                 LogicalPlan::Union(union) => pipeline.rename(union.schema.as_arrow()),
@@ -165,6 +175,35 @@ impl Builder<'_> {
             }
         }
         Ok(())
+    }
+
+    /// The casts of groups into the columns of the sink, over prepared rows: where one is impossible its record is to blame, and
+    /// after the aggregation nobody would be. A group that HAVING compares may be one that is never written.
+    fn casts(&self, prepared: &Schema) -> Vec<Arc<dyn PhysicalExpr>> {
+        let shape = &self.insert.shape;
+        let (None, Some(grouping)) = (&shape.first, &shape.grouping) else { return Vec::new() };
+        let window = grouping.window.as_ref().map(|(number, ..)| *number);
+        let compared = |number: usize| {
+            let is_group = |expr: &Expr| Ok(shape::group(expr) == Some(number));
+            shape.having.iter().any(|condition| condition.exists(is_group).unwrap_or(true))
+        };
+        let cast = |expr: &Expr| -> Option<Arc<dyn PhysicalExpr>> {
+            let Expr::Cast(cast) = expr else { return None };
+            let number = shape::group(&cast.expr).filter(|number| window != Some(*number))?;
+            let to = cast.field.data_type();
+            if always_fits(&grouping.group_types[number], to) || (window.is_some() && compared(number)) {
+                return None;
+            }
+            let key = Arc::new(Column::new(prepared.field(number).name(), number));
+            Some(Arc::new(CastExpr::new(key, to.clone(), None)))
+        };
+        shape.output.iter().filter_map(|(_, expr)| cast(expr)).collect()
+    }
+
+    /// The columns of the primary key, or all of a sink that has none.
+    fn key_columns(&self) -> Vec<usize> {
+        let (key, fields) = (&self.insert.sink.primary_key, self.insert.sink.schema.fields().iter().enumerate());
+        fields.filter(|(_, field)| key.is_empty() || key.contains(field.name())).map(|(number, _)| number).collect()
     }
 
     fn sink_key(&self) -> Result<Option<SinkKey>, SqlError> {
@@ -286,7 +325,8 @@ impl Builder<'_> {
         let mode = self.insert.mode;
         let (aggregation, closing) = self.closing(aggregation, &mut windowed, mode);
         let sliding = windowed.and_then(|windowed| windowed.sliding);
-        Ok((AggregatePlan { aggregation, pipeline, mode, closing, shown }, sliding))
+        let key = self.key_columns();
+        Ok((AggregatePlan { aggregation, pipeline, mode, closing, shown, key }, sliding))
     }
 
     /// What becomes of all groups of a window, if they are on one shard.

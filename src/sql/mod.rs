@@ -6,6 +6,7 @@
 //! the stage and several operators, which move together.
 
 mod aggregation;
+mod arguments;
 mod bisect;
 mod branch;
 mod checked;
@@ -30,6 +31,7 @@ mod partial;
 mod passthrough;
 mod pipeline;
 mod plan;
+mod pushing;
 mod ranking;
 mod reading;
 mod refusals;

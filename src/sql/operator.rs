@@ -50,6 +50,8 @@ pub(super) struct AggregatePlan {
     /// The windows that close, or the lives of groups that end.
     pub(super) closing: Option<ClosingWindows>,
     pub(super) shown: Shown,
+    /// The columns of the sink by which a row is removed.
+    pub(super) key: Vec<usize>,
 }
 
 /// What of the groups the steps after the aggregation are given.
@@ -500,7 +502,8 @@ fn blamed(key: &[ArrayRef], group: usize, reason: &str) -> StageError {
     });
     StageError::Halt(format!(
         "the row of group ({}) {reason}. No single record is to blame, so none can be set aside; change the query so that \
-         it yields NULL instead, with TRY_CAST or NULLIF, or has a wider type, as in sum(CAST(v AS DECIMAL(38, 0)))",
+         it yields NULL instead, with TRY_CAST or NULLIF, or has a wider type, as in sum(CAST(v AS DECIMAL(38, 0))). A \
+         changed query does not fit the stored state: start it under another pipeline name, from the beginning",
         key.collect::<Vec<_>>().join(", ")
     ))
 }

@@ -1,16 +1,19 @@
 //! The steps that rows go through one by one: filters and projections, evaluated by DataFusion on whole batches.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, RecordBatch, RecordBatchOptions, UInt32Array};
 use arrow::compute::{cast, filter, filter_record_batch, prep_null_mask_filter};
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
-use datafusion::common::DFSchema;
+use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::common::{DFSchema, ScalarValue};
 use datafusion::error::DataFusionError;
 use datafusion::execution::session_state::SessionState;
-use datafusion::logical_expr::Expr;
 use datafusion::logical_expr::physical_planning_context::PhysicalPlanningContext;
-use datafusion::physical_expr::expressions::Column;
+use datafusion::logical_expr::{Expr, Operator};
+use datafusion::physical_expr::expressions::{BinaryExpr, Column, NegativeExpr, lit};
+use datafusion::physical_expr::utils::collect_columns;
 use datafusion::physical_expr::{PhysicalExpr, create_physical_expr};
 
 use super::ranking::closed::Ranks;
@@ -21,7 +24,30 @@ pub(super) fn physical(
     input: &DFSchema,
     state: &SessionState,
 ) -> Result<Arc<dyn PhysicalExpr>, DataFusionError> {
-    create_physical_expr(expr, input, state.execution_props(), &PhysicalPlanningContext::default())
+    let expr = create_physical_expr(expr, input, state.execution_props(), &PhysicalPlanningContext::default())?;
+    exact(expr, input.as_arrow())
+}
+
+/// The same expression, which fails where a number does not fit its type. DataFusion's arithmetic wraps around.
+pub(super) fn exact(expr: Arc<dyn PhysicalExpr>, input: &Schema) -> Result<Arc<dyn PhysicalExpr>, DataFusionError> {
+    let exact = expr.transform_up(|expr| {
+        let (left, operator, right) = match (expr.downcast_ref::<BinaryExpr>(), expr.downcast_ref::<NegativeExpr>()) {
+            (Some(binary), _) => (Arc::clone(binary.left()), *binary.op(), Arc::clone(binary.right())),
+            (_, Some(negative)) => match negative.arg().data_type(input) {
+                Ok(data_type) if data_type.is_integer() => {
+                    (lit(ScalarValue::new_zero(&data_type)?), Operator::Minus, Arc::clone(negative.arg()))
+                }
+                _ => return Ok(Transformed::no(expr)),
+            },
+            _ => return Ok(Transformed::no(expr)),
+        };
+        if !matches!(operator, Operator::Plus | Operator::Minus | Operator::Multiply) {
+            return Ok(Transformed::no(expr));
+        }
+        let exact = BinaryExpr::new(left, operator, right).with_fail_on_overflow(true);
+        Ok(Transformed::yes(Arc::new(exact) as Arc<dyn PhysicalExpr>))
+    })?;
+    Ok(exact.data)
 }
 
 /// One step.
@@ -29,6 +55,8 @@ pub(super) fn physical(
 enum Step {
     /// Keeps the rows of which the condition is true.
     Filter(Arc<dyn PhysicalExpr>),
+    /// Leaves rows as they are, but fails where this cannot be computed.
+    Check(Vec<Arc<dyn PhysicalExpr>>),
     /// Makes new columns.
     Project(Vec<Arc<dyn PhysicalExpr>>, SchemaRef),
     /// Numbers the rows, of which those of one partition are all there.
@@ -67,6 +95,13 @@ impl Pipeline {
         self.steps.push(Step::Filter(condition));
     }
 
+    /// Adds what must be possible to compute of every row.
+    pub(super) fn check(&mut self, computed: Vec<Arc<dyn PhysicalExpr>>) {
+        if !computed.is_empty() {
+            self.steps.push(Step::Check(computed));
+        }
+    }
+
     /// Adds a projection; `schema` names and types the new columns.
     pub(super) fn project(&mut self, columns: Vec<Arc<dyn PhysicalExpr>>, schema: &Schema) {
         self.steps.push(Step::Project(columns, nullable(schema)));
@@ -84,10 +119,26 @@ impl Pipeline {
         self.steps.push(Step::Rank(ranks));
     }
 
-    /// The same projections without the filters.
-    pub(super) fn unfiltered(&self) -> Self {
-        let steps = self.steps.iter().filter(|step| matches!(step, Step::Project(..)));
-        Self { steps: steps.cloned().collect(), filters: false }
+    /// The projections without the filters, of which only these columns are computed. All others are NULL.
+    pub(super) fn only(&self, columns: &[usize]) -> Self {
+        let mut wanted: BTreeSet<_> = columns.iter().copied().collect();
+        let mut steps = Vec::new();
+        for step in self.steps.iter().rev() {
+            let Step::Project(columns, schema) = step else { continue };
+            let columns: Vec<_> = columns
+                .iter()
+                .enumerate()
+                .map(
+                    |(number, column)| {
+                        if wanted.contains(&number) { Arc::clone(column) } else { lit(ScalarValue::Null) }
+                    },
+                )
+                .collect();
+            wanted = columns.iter().flat_map(collect_columns).map(|column| column.index()).collect();
+            steps.push(Step::Project(columns, Arc::clone(schema)));
+        }
+        steps.reverse();
+        Self { steps, filters: false }
     }
 
     /// Whether rows can be left out.
@@ -112,6 +163,11 @@ impl Pipeline {
                     };
                     origin = Some(filter(&before, &keep)?.as_primitive().clone());
                     rows = filter_record_batch(&rows, &keep)?;
+                }
+                Step::Check(computed) => {
+                    for expr in computed {
+                        expr.evaluate(&rows)?;
+                    }
                 }
                 Step::Rank(ranks) => rows = ranks.add(&rows)?,
                 Step::Project(columns, schema) => {

@@ -20,7 +20,7 @@ use super::error::{Place, SqlError, Text};
 use super::keeping;
 use super::metadata::Metadata;
 use super::options::{BadRecords, MAX_AHEAD, NullValue, RuleText, WatermarkText};
-use super::pipeline::{Pipeline, nullable};
+use super::pipeline::{Pipeline, exact, nullable};
 use super::shape::refuse_unstable;
 use super::stage::{Origin, Rule, StagePlan};
 use super::statements::SourceTable;
@@ -110,7 +110,7 @@ impl<'a> Reading<'a> {
             if expr.exists(|expr| Ok(matches!(expr, Expr::AggregateFunction(_))))? {
                 return Err(SqlError::new("a rule looks at one record and cannot aggregate"));
             }
-            let condition = state.create_physical_expr(expr, &schema)?;
+            let condition = exact(state.create_physical_expr(expr, &schema)?, input)?;
             match condition.data_type(input)? {
                 DataType::Boolean => Ok(Rule { name: text.name.clone(), condition }),
                 other => Err(SqlError::new(format!("`{}` is {other}, not a condition", text.condition))),

@@ -9,8 +9,9 @@ use std::ops::ControlFlow;
 use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::Volatility;
 use datafusion::sql::sqlparser::ast::{
-    Distinct, Expr, Function, FunctionArgumentClause, FunctionArguments, GroupByExpr, LimitClause, Query, Select,
-    SetExpr, SetOperator, SetQuantifier, Spanned, TableFactor, Value, ValueWithSpan, Visit, Visitor, WindowType,
+    Distinct, DuplicateTreatment, Expr, Function, FunctionArgumentClause, FunctionArguments, GroupByExpr, LimitClause,
+    Query, Select, SetExpr, SetOperator, SetQuantifier, Spanned, TableFactor, Value, ValueWithSpan, Visit, Visitor,
+    WindowType,
 };
 use datafusion::sql::sqlparser::tokenizer::Span;
 
@@ -50,6 +51,22 @@ pub(super) const AGGREGATES: [&str; 29] = [
     "sum",
     "var",
     "var_pop",
+];
+
+/// Aggregates of two columns, of which DataFusion takes all rows, whether DISTINCT is written or not.
+const OF_PAIRS: [&str; 12] = [
+    "corr",
+    "covar_pop",
+    "covar_samp",
+    "regr_avgx",
+    "regr_avgy",
+    "regr_count",
+    "regr_intercept",
+    "regr_r2",
+    "regr_slope",
+    "regr_sxx",
+    "regr_sxy",
+    "regr_syy",
 ];
 
 /// Aggregates that need an order which a stream does not have.
@@ -170,6 +187,22 @@ impl Check<'_> {
             return self.refuse(span, name, message);
         }
         if let FunctionArguments::List(list) = &function.args {
+            if list.duplicate_treatment == Some(DuplicateTreatment::Distinct) {
+                if OF_PAIRS.contains(&canonical) {
+                    let message = format!(
+                        "{name}(DISTINCT ...) is not supported: it takes no DISTINCT, and would be computed of all rows"
+                    );
+                    return self.refuse(span, name, message);
+                }
+                if canonical == "count" && list.args.len() > 1 {
+                    let columns = list.args.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+                    let message = format!(
+                        "count(DISTINCT {columns}) is not supported: write count(DISTINCT struct({columns})), which counts rows \
+                         with a NULL too"
+                    );
+                    return self.refuse(span, name, message);
+                }
+            }
             for clause in &list.clauses {
                 if matches!(clause, FunctionArgumentClause::OrderBy(_) | FunctionArgumentClause::Limit(_)) {
                     let message = format!(

@@ -341,7 +341,8 @@ impl Shape {
             Ok(sort)
         });
         let order = order.collect::<Result<_, SqlError>>()?;
-        self.ranked_groups = Some(RankedGroups { numbering, partition, order });
+        let before = self.having.len();
+        self.ranked_groups = Some(RankedGroups { numbering, before, partition, order });
         below.push(stand_in(RANK, 0));
         Ok(below)
     }

@@ -1,11 +1,11 @@
-//! Sums of whole and decimal numbers, in a type that is wide enough.
+//! Sums of whole and decimal numbers, and averages of lengths of time, in a type that is wide enough.
 //!
 //! DataFusion's sums wrap around without a word. Here they are kept in a wider type, in which they are exact whatever order the
 //! values come in, and only a result that its own type does not hold is an error. What a sum passes through does not matter.
 
 use std::sync::Arc;
 
-use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, PrimitiveArray};
+use arrow::array::{Array, ArrayRef, AsArray, BooleanArray, Int64Array, PrimitiveArray, UInt64Array};
 use arrow::compute::{CastOptions, cast, cast_with_options, nullif};
 use arrow::datatypes::{
     DECIMAL128_MAX_PRECISION, DECIMAL256_MAX_PRECISION, DataType, Decimal128Type, Decimal256Type, Int64Type,
@@ -15,6 +15,33 @@ use datafusion::error::DataFusionError;
 use datafusion::logical_expr::{EmitTo, GroupsAccumulator};
 use datafusion::physical_expr::aggregate::AggregateFunctionExpr;
 use datafusion_functions_aggregate_common::aggregate::groups_accumulator::prim_op::PrimitiveGroupsAccumulator;
+
+/// The types in which a function keeps its state, if it is one of those here.
+pub(super) fn state_types(function: &AggregateFunctionExpr) -> Result<Option<Vec<DataType>>, DataFusionError> {
+    if averages_time(function) {
+        return Ok(Some(vec![DataType::UInt64, DataType::Decimal128(DECIMAL128_MAX_PRECISION, 0)]));
+    }
+    let sum = state_type(function)?;
+    Ok(sum.filter(|_| !function.is_distinct()).map(|sum| vec![sum]))
+}
+
+fn averages_time(function: &AggregateFunctionExpr) -> bool {
+    let of_time = matches!(function.field().data_type(), DataType::Duration(_));
+    function.fun().name() == "avg" && of_time && !function.is_distinct()
+}
+
+/// An accumulator without groups, if the function is the average of lengths of time. DataFusion's sum of them is in their own
+/// type: in nanoseconds it lasts for 292 years, which is a year of 292 rows.
+pub(super) fn average(function: &AggregateFunctionExpr) -> Option<Box<dyn GroupsAccumulator>> {
+    if !averages_time(function) {
+        return None;
+    }
+    let counts = PrimitiveGroupsAccumulator::<UInt64Type, _>::new(&DataType::UInt64, |count: &mut u64, more: u64| {
+        *count += more;
+    });
+    let wide = DataType::Decimal128(DECIMAL128_MAX_PRECISION, 0);
+    Some(Box::new(Average { counts: Box::new(counts), sum: sum(function, wide) }))
+}
 
 /// The type in which a function keeps its sums, if it is a sum of whole or decimal numbers. Refuses what no type is wide
 /// enough for.
@@ -51,6 +78,15 @@ pub(super) fn accumulator(
     values: impl FnOnce() -> Result<Box<dyn GroupsAccumulator>, DataFusionError>,
 ) -> Result<Option<Box<dyn GroupsAccumulator>>, DataFusionError> {
     let Some(wide) = state_type(function)? else { return Ok(None) };
+    let sum = sum(function, wide);
+    Ok(Some(match function.is_distinct() {
+        true => Box::new(DistinctSum { values: values()?, sum }),
+        false => Box::new(sum),
+    }))
+}
+
+/// The sums of a function in a wider type.
+fn sum(function: &AggregateFunctionExpr, wide: DataType) -> Sum {
     let sums: Box<dyn GroupsAccumulator> = match &wide {
         DataType::Decimal128(..) => {
             Box::new(PrimitiveGroupsAccumulator::<Decimal128Type, _>::new(&wide, |sum: &mut i128, value: i128| {
@@ -61,11 +97,7 @@ pub(super) fn accumulator(
             *sum = sum.wrapping_add(value);
         })),
     };
-    let sum = Sum { name: function.name().to_owned(), result: function.field().data_type().clone(), wide, sums };
-    Ok(Some(match function.is_distinct() {
-        true => Box::new(DistinctSum { values: values()?, sum }),
-        false => Box::new(sum),
-    }))
+    Sum { name: function.name().to_owned(), result: function.field().data_type().clone(), wide, sums }
 }
 
 /// The sums of groups.
@@ -159,6 +191,71 @@ impl GroupsAccumulator for Sum {
 
     fn size(&self) -> usize {
         self.sums.size()
+    }
+}
+
+/// The averages of groups: how many values there are, and their sum.
+struct Average {
+    counts: Box<dyn GroupsAccumulator>,
+    sum: Sum,
+}
+
+/// A one for each value.
+fn ones(values: &[ArrayRef]) -> [ArrayRef; 1] {
+    let (length, nulls) = values.first().map_or((0, None), |values| (values.len(), values.logical_nulls()));
+    [Arc::new(UInt64Array::new(vec![1; length].into(), nulls))]
+}
+
+impl GroupsAccumulator for Average {
+    fn update_batch(
+        &mut self,
+        values: &[ArrayRef],
+        group_indices: &[usize],
+        filter: Option<&BooleanArray>,
+        total_num_groups: usize,
+    ) -> Result<(), DataFusionError> {
+        self.counts.update_batch(&ones(values), group_indices, filter, total_num_groups)?;
+        self.sum.update_batch(values, group_indices, filter, total_num_groups)
+    }
+
+    fn evaluate(&mut self, emit_to: EmitTo) -> Result<ArrayRef, DataFusionError> {
+        let (counts, sums) = (self.counts.evaluate(emit_to)?, self.sum.sums.evaluate(emit_to)?);
+        let (counts, sums) = (counts.as_primitive::<UInt64Type>(), sums.as_primitive::<Decimal128Type>());
+        let average = |(sum, count): (Option<i128>, Option<u64>)| {
+            let count = i128::from(count.filter(|count| *count > 0)?);
+            // It is between the lowest and the highest of the values.
+            i64::try_from(sum? / count).ok()
+        };
+        let averages: Int64Array = sums.iter().zip(counts).map(average).collect();
+        Ok(cast(&averages, &self.sum.result)?)
+    }
+
+    fn state(&mut self, emit_to: EmitTo) -> Result<Vec<ArrayRef>, DataFusionError> {
+        Ok([self.counts.state(emit_to)?, self.sum.state(emit_to)?].concat())
+    }
+
+    fn merge_batch(
+        &mut self,
+        values: &[ArrayRef],
+        group_indices: &[usize],
+        total_num_groups: usize,
+    ) -> Result<(), DataFusionError> {
+        let (counts, sums) = values.split_at(1.min(values.len()));
+        self.counts.merge_batch(counts, group_indices, total_num_groups)?;
+        self.sum.merge_batch(sums, group_indices, total_num_groups)
+    }
+
+    fn convert_to_state(
+        &self,
+        values: &[ArrayRef],
+        filter: Option<&BooleanArray>,
+    ) -> Result<Vec<ArrayRef>, DataFusionError> {
+        let counts = self.counts.convert_to_state(&ones(values), filter)?;
+        Ok([counts, self.sum.convert_to_state(values, filter)?].concat())
+    }
+
+    fn size(&self) -> usize {
+        self.counts.size() + self.sum.size()
     }
 }
 

@@ -60,7 +60,7 @@ impl AggregatePlan {
         Ok(output)
     }
 
-    /// Rows of groups in which only what is made of their keys counts.
+    /// Rows of groups of which nothing is known but their keys.
     fn keys_alone(&self, keys: &[ArrayRef], groups: usize) -> Result<arrow::array::RecordBatch, StageError> {
         let Shown::Groups { schema, .. } = &self.shown else {
             return Err(StageError::Failed("the rows of a ranking are not known by their key alone".into()));
@@ -68,6 +68,6 @@ impl AggregatePlan {
         let visible = keys.len() - 1;
         let results = schema.fields().iter().skip(visible).map(|field| new_null_array(field.data_type(), groups));
         let rows = self.group_rows(keys, results.collect(), schema, groups)?;
-        Ok(self.pipeline.unfiltered().run(&rows).map_err(failed)?.rows)
+        Ok(self.pipeline.only(&self.key).run(&rows).map_err(failed)?.rows)
     }
 }

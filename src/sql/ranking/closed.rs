@@ -29,6 +29,8 @@ use crate::sql::windows;
 #[derive(Clone, Debug)]
 pub(in crate::sql) struct RankedGroups {
     pub(in crate::sql) numbering: Numbering,
+    /// How many of the conditions on groups decide which of them are ranked. The others come after it.
+    pub(in crate::sql) before: usize,
     pub(in crate::sql) partition: Vec<Expr>,
     pub(in crate::sql) order: Vec<SortExpr>,
 }

@@ -106,6 +106,7 @@ aggregates! {
     count_distinct_timestamp: "count(DISTINCT t)", "BIGINT";
     count_distinct_boolean: "count(DISTINCT b)", "BIGINT";
     count_distinct_decimal: "count(DISTINCT m)", "BIGINT";
+    count_distinct_pairs: "count(DISTINCT struct(s, i))", "BIGINT";
     count_filter: "count(*) FILTER (WHERE i > 0)", "BIGINT";
     sum_bigint: "sum(i)", "BIGINT";
     sum_int: "sum(n)", "BIGINT";
@@ -412,5 +413,39 @@ fn zero_and_nan_are_one_group_each_within_structs_and_lists() {
         let mut counts: Vec<_> = pipeline.rows.values().map(|row| row[1].to_string()).collect();
         counts.sort();
         assert_eq!(counts, ["1", "2", "3"], "{data_type}: {:?}", pipeline.rows);
+    }
+}
+
+/// What cannot run is refused before anything runs, with the place of the query.
+#[test]
+fn aggregates_that_cannot_run_are_refused() {
+    let of = |call: &str| {
+        refused(&format!(
+            "{ORDERS}\nCREATE EXTERNAL TABLE result (k VARCHAR, v DOUBLE, PRIMARY KEY (k)) STORED AS TABLE LOCATION 'console://';\n\
+             INSERT INTO result\nSELECT k, {call} FROM orders GROUP BY k"
+        ))
+    };
+    let told = of("count(DISTINCT i, n)");
+    assert!(told.starts_with("line 4, column 11: ") && told.contains("count(DISTINCT struct("), "{told}");
+    for call in [
+        "stddev(DISTINCT d)",
+        "stddev_pop(DISTINCT d)",
+        "arrow_cast(avg(DISTINCT t - to_timestamp_millis(0)), 'Int64')",
+        "percentile_cont(d, 1.5)",
+        "percentile_cont(d, e)",
+    ] {
+        let told = of(call);
+        assert!(told.starts_with("line 3, column 1: "), "{call}: {told}");
+        assert!(told.contains("cannot be computed"), "{call}: {told}");
+    }
+    for call in [
+        "corr(DISTINCT d, e)",
+        "covar_samp(DISTINCT d, e)",
+        "covar_pop(DISTINCT d, e)",
+        "regr_slope(DISTINCT d, e)",
+        "regr_count(DISTINCT d, e)",
+    ] {
+        let told = of(call);
+        assert!(told.starts_with("line 4, column 11: ") && told.contains("takes no DISTINCT"), "{call}: {told}");
     }
 }

@@ -129,3 +129,43 @@ fn the_columns_of_ranked_rows_are_part_of_the_plan() {
     let renamed = of("SELECT t.k, w AS v, t.id AS number FROM (SELECT v AS w, * FROM orders) t", "k, number, v");
     assert_eq!(renamed.description, id_last.description);
 }
+
+/// A condition on the groups that are ranked is not one on those that are left.
+#[test]
+fn conditions_before_and_after_a_ranking_are_told_apart() {
+    let of = |having: &str, outer: &str| {
+        planned(&format!(
+            "CREATE EXTERNAL TABLE orders (k VARCHAR, ts TIMESTAMP) STORED AS JSON LOCATION 'kafka://orders'
+               OPTIONS ('watermark.column' 'ts');
+             CREATE EXTERNAL TABLE result (start TIMESTAMP, k VARCHAR, n BIGINT, PRIMARY KEY (start, k)) STORED AS CQL
+               LOCATION 'cassandra://shop/result' OPTIONS ('output.mode' 'append');
+             INSERT INTO result SELECT start, k, n FROM (SELECT start, k, n, RANK() OVER (PARTITION BY start ORDER BY n) AS place
+               FROM (SELECT window.start, k, count(*) AS n FROM orders GROUP BY window(ts, '1 minute'), k {having}))
+               WHERE place = 1 {outer}"
+        ))
+    };
+    let (before, after) = (of("HAVING count(*) > 1", ""), of("", "AND n > 1"));
+    assert_ne!(before.fingerprint, after.fingerprint, "{}", before.description);
+    let lines = |text: &str| text.lines().map(str::to_owned).collect::<std::collections::BTreeSet<_>>();
+    assert_ne!(lines(&before.description), lines(&after.description), "the difference can be shown by lines");
+}
+
+/// How fast the watermark follows, and how silence is taken, can be tuned without starting anew.
+#[test]
+fn the_lengths_of_the_watermark_are_not_part_of_the_plan() {
+    let of = |options: &str| {
+        planned(&SQL.replace("'json.timestamp.unit'", &format!("{options}'json.timestamp.unit'"))).fingerprint
+    };
+    let with = |options: &str| of(&format!("'watermark.column' 'ts', {options}"));
+    let plain = with("");
+    for options in [
+        "'watermark.delay' '10 seconds', ",
+        "'watermark.max.ahead' '2 days', ",
+        "'watermark.idle' '1 minute', ",
+        "'watermark.delay' '1 minute', 'watermark.idle' '5 minutes', ",
+    ] {
+        assert_eq!(with(options), plain, "{options}");
+    }
+    assert_ne!(of("'watermark.column' '_timestamp', "), plain);
+    assert_ne!(of(""), plain);
+}
