@@ -6,6 +6,7 @@ use datafusion::logical_expr::LogicalPlan;
 
 use super::aggregation::check_keys;
 use super::clock;
+use super::constants;
 use super::error::{Place, SqlError};
 use super::expiry::Expiry;
 use super::fingerprint::place;
@@ -35,6 +36,7 @@ impl<'a> Checked<'a> {
     fn new(statements: &'a Statements, insert: &InsertInto) -> Result<Self, SqlError> {
         let state = statements.context.state();
         let analysed = state.analyzer().execute_and_check(insert.query.clone(), state.config_options(), |_, _| {})?;
+        constants::check(&analysed, &state)?;
         let shape = Shape::of(&analysed)?;
         let Some(sink) = statements.sinks.get(&insert.sink) else {
             return Err(SqlError::new(format!("there is no table {} to insert into", insert.sink)));

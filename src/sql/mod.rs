@@ -11,6 +11,7 @@ mod bisect;
 mod branch;
 mod checked;
 mod clock;
+mod constants;
 mod decode;
 mod depth;
 mod distribution;

@@ -3,7 +3,7 @@
 use strandline_actors::ports::StageError;
 use strandline_actors::position::Counts;
 
-use super::harness::{Pipeline, letters, log, planned, run_stage, total};
+use super::harness::{Pipeline, letters, log, planned, refused, run_stage, total};
 
 fn grouped(calls: &str, results: &str) -> String {
     format!(
@@ -132,4 +132,10 @@ fn a_group_that_does_not_fit_its_column_makes_a_bad_record() {
         assert_eq!(bad, [1], "{select}");
         assert!(pipeline.letters[0].reason.contains("3000000000"), "{}", pipeline.letters[0].reason);
     }
+}
+
+#[test]
+fn arithmetic_of_constants_that_overflows_is_refused() {
+    let told = refused(&grouped("sum(i + (9223372036854775807 + 1))", "a BIGINT"));
+    assert!(told.contains("Int64(9223372036854775807) + Int64(1) is more than its type holds"), "{told}");
 }
