@@ -24,7 +24,7 @@ use crate::mailbox::{Mailbox, counted};
 #[cfg(feature = "simulation")]
 use crate::message::IdleBeside;
 use crate::message::{
-    Checkpoint, Claim, Crash, Expect, FallBack, Flush, Incarnation, LaneBatch, LaneReply, Register, Registered,
+    Awake, Checkpoint, Claim, Crash, Expect, FallBack, Flush, Incarnation, LaneBatch, LaneReply, Register, Registered,
 };
 use crate::pointer::{Attempt, Base, Pointer, SegmentKind, ShardId};
 use crate::points::{self, Point};
@@ -360,7 +360,7 @@ impl From<StageError> for Cause {
     }
 }
 
-counted!(AggregationActor: Register, Expect, LaneBatch, Flush, Crash, #[cfg(feature = "simulation")] IdleBeside);
+counted!(AggregationActor: Register, Expect, Awake, LaneBatch, Flush, Crash, #[cfg(feature = "simulation")] IdleBeside);
 
 impl Handler<Register> for AggregationActor {
     type Result = ResponseFuture<Option<Registered>>;
@@ -383,6 +383,18 @@ impl Handler<Expect> for AggregationActor {
         self.expected = partitions;
         if self.base.is_some() {
             self.expect();
+        }
+    }
+}
+
+impl Handler<Awake> for AggregationActor {
+    type Result = ();
+
+    fn handle(&mut self, Awake { partition, incarnation }: Awake, _: &mut Self::Context) {
+        let valid = self.registered.entry(partition).or_default();
+        *valid = (*valid).max(incarnation + 1);
+        if let Some(position) = self.vector.0.get_mut(&partition) {
+            position.wake();
         }
     }
 }

@@ -13,6 +13,7 @@ use tokio::time::Instant;
 use crate::balance::Balance;
 use crate::child::Cause;
 use crate::mailbox::Depth;
+use crate::message::Incarnation;
 use crate::pointer::{Epoch, Generation, ShardId};
 use crate::ports::{DeadLetter, Heartbeat};
 use crate::position::{Counts, Offset, PartitionKey, SourcePartition, Vector, Watermark};
@@ -319,8 +320,36 @@ impl Board {
         self.with(|state| state.partitions.get_mut(&key).map(change));
     }
 
+    /// Changes what is known of a partition, by a life of its actor. One that is over may come back late: it has no say.
+    pub(crate) fn life(&self, key: PartitionKey, incarnation: Incarnation, change: impl FnOnce(&mut PartitionStatus)) {
+        self.partition(key, |status| {
+            if status.actor.incarnation == incarnation {
+                change(status);
+            }
+        });
+    }
+
     pub(crate) fn position(&self, key: PartitionKey) -> Option<Offset> {
         self.with(|state| state.partitions.get(&key).map(|partition| partition.position))
+    }
+
+    /// The lowest committed position of a partition over some shards; not known before each of them was claimed. `start`: where
+    /// a shard stands that has none.
+    pub(crate) fn committed(
+        &self,
+        key: &PartitionKey,
+        start: Offset,
+        shards: impl Iterator<Item = ShardId>,
+    ) -> Option<Offset> {
+        self.with(|state| {
+            let mut lowest = None;
+            for shard in shards {
+                let positions = state.shards.get(&shard)?.positions.as_ref()?;
+                let next = positions.get(key).map_or(start, |position| position.next);
+                lowest = Some(lowest.map_or(next, |low: Offset| low.min(next)));
+            }
+            lowest
+        })
     }
 
     /// Notes whether the pipeline was told to stand still.
@@ -355,6 +384,17 @@ impl Board {
                 }
             }
         });
+    }
+
+    /// Whether an actor is in the middle of a message, or of a batch.
+    pub(crate) fn busy(&self, id: ActorId) -> bool {
+        self.with(|state| match id {
+            ActorId::Shard(shard) => state.shards.get(&shard).is_some_and(|status| status.busy.is_some()),
+            ActorId::Partition(key) => {
+                state.partitions.get(&key).is_some_and(|status| status.activity == Activity::Processing)
+            }
+            ActorId::Supervisor | ActorId::Committer => false,
+        })
     }
 
     /// Forgets what an actor was doing: that life of it is over, or has been given up.
@@ -441,4 +481,22 @@ fn values<S: serde::Serializer>(
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(partitions.values())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The thread of the former one was lost, and comes back.
+    #[test]
+    fn what_a_former_life_says_is_not_shown() {
+        let board = Board::default();
+        let key = PartitionKey { topic_id: uuid::Uuid::nil(), partition: 0 };
+        board.add_partition(&SourcePartition { source: 0, topic: "orders".into(), key });
+        board.actor(ActorId::Partition(key), |status| status.incarnation = 2);
+        board.life(key, 2, |status| status.turn(Activity::Processing));
+        board.life(key, 1, |status| status.turn(Activity::Reading));
+        assert_eq!(board.snapshot().partitions[&key].activity, Activity::Processing);
+        assert!(board.busy(ActorId::Partition(key)));
+    }
 }

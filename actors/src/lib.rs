@@ -62,6 +62,7 @@ pub mod env;
 #[cfg(feature = "simulation")]
 pub mod flaws;
 pub mod lane;
+mod lives;
 pub mod mailbox;
 pub mod message;
 pub mod ownership;

@@ -41,6 +41,15 @@ pub(crate) struct Registered {
 #[rtype(result = "()")]
 pub(crate) struct Expect(pub(crate) Vec<(PartitionKey, Offset)>);
 
+/// Supervisor → shard: this life of a partition is over, and it is not known whether the partition is still quiet. It holds back
+/// the shard's watermark, and the life is heard no more.
+#[derive(Message)]
+#[rtype(result = "()")]
+pub(crate) struct Awake {
+    pub(crate) partition: PartitionKey,
+    pub(crate) incarnation: Incarnation,
+}
+
 /// Partition → shard: one range of a lane.
 #[derive(Message)]
 #[rtype(result = "LaneReply")]

@@ -11,6 +11,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use actix::dev::Request;
 use actix::{Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, WrapFuture};
@@ -21,7 +22,7 @@ use tokio::time::{Duration, Instant};
 use tracing::{Instrument, Span};
 
 use crate::aggregation::AggregationActor;
-use crate::board::{Activity, ActorId, Life};
+use crate::board::{Activity, ActorId, Life, PartitionStatus};
 use crate::child::{Cause, Exit, Origin, panic_text};
 use crate::credit::Credit;
 use crate::env::Env;
@@ -31,7 +32,7 @@ use crate::message::{Crash, Incarnation, LaneBatch, LaneReply, Register};
 use crate::pause::Brake;
 use crate::points::{self, Point};
 use crate::ports::{
-    LaneRows, PartitionReader, SourceBatch, SourceError, SourceStage, StageError, StageInput, StageOutput,
+    LaneRows, PartitionReader, SourceBatch, SourceError, SourceStage, StageError, StageInput, StageOutput, Suspects,
 };
 use crate::position::{Offset, Range, SourcePartition, Watermark};
 use crate::spans::{self, Sampling, part_of};
@@ -52,10 +53,10 @@ pub(crate) struct PartitionLife {
     pub(crate) incarnation: Incarnation,
     /// The partition's stored start.
     pub(crate) start: Offset,
-    /// How often the actor panicked in a row at the place where it stands.
-    pub(crate) panics: u32,
-    /// The life before did not come back from a batch.
-    pub(crate) hung: bool,
+    /// Where the actor last panicked, and how often in a row there.
+    pub(crate) panics: (Offset, u32),
+    /// A life did not come back from a batch, and that is not written down yet.
+    pub(crate) hung: Arc<AtomicBool>,
     /// One for each shard; none where the lane is switched off.
     pub(crate) lanes: Vec<Option<Mailbox<AggregationActor>>>,
     /// The restart that this life begins with, if it is one.
@@ -149,8 +150,12 @@ impl PartitionLife {
         }
     }
 
+    fn shows(&self, change: impl FnOnce(&mut PartitionStatus)) {
+        self.env.board.life(self.partition.key, self.incarnation, change);
+    }
+
     fn activity(&self, activity: Activity) {
-        self.env.board.partition(self.partition.key, |status| status.turn(activity));
+        self.shows(|status| status.turn(activity));
     }
 
     /// Asks every shard for its position; a shard answers when it is loaded.
@@ -224,6 +229,8 @@ impl PartitionLife {
         let mut suspicion = self.suspicion(begun_at).await?;
         let mut reader = env.pipeline.source.open(&self.partition, position).await?;
         let mut stage = env.pipeline.query.source_stage(&self.partition);
+        // What was read and is not looked at yet.
+        let mut rest: Option<SourceBatch> = None;
         spans::lasted(&restart);
         drop(restart);
         let mut sampling = Sampling::new(env.pipeline.tuning.trace_interval);
@@ -233,7 +240,7 @@ impl PartitionLife {
         // Whether the shards were told that nothing follows for now, and not been asked since.
         let mut unasked = false;
         let mut reading = Instant::now();
-        env.board.partition(key, |status| {
+        self.shows(|status| {
             status.actor.life = Life::Running;
             status.stands(position);
             status.watermark = watermark;
@@ -246,7 +253,7 @@ impl PartitionLife {
             } else {
                 self.activity(Activity::Reading);
                 reading = Instant::now();
-                self.read(reader.as_mut(), position, &suspicion).await
+                self.read(reader.as_mut(), &mut rest, position, &suspicion).await
             };
             if matches!(read, Err(Cause::Halt(_) | Cause::Paused)) && unasked {
                 // What comes while it stands still is to find its windows open.
@@ -263,10 +270,11 @@ impl PartitionLife {
                 self.answered(unanswered, &mut lanes).await?;
                 // Where the end is not known no broker answers: then it is no fault of ours that nothing comes.
                 if batch.end.is_none_or(|end| end <= position) {
-                    env.board.partition(key, |status| status.progress = Instant::now());
+                    self.shows(|status| status.progress = Instant::now());
                 }
-                if batch.end.is_some_and(|end| end <= position) && !batch.open_transaction {
-                    suspicion.cleared(self).await?;
+                let at_end = batch.end.filter(|end| *end <= position && !batch.open_transaction);
+                suspicion.settle(self, at_end.map(|_| position)).await?;
+                if at_end.is_some() {
                     quiet.get_or_insert_with(Instant::now);
                 } else {
                     quiet = None;
@@ -276,6 +284,7 @@ impl PartitionLife {
                 }
             } else {
                 quiet = None;
+                suspicion.settle(self, None).await?;
                 if std::mem::take(&mut unasked) && !flaw!(WokenUnasked) {
                     self.wake(unanswered, &mut lanes, position, watermark).await?;
                 }
@@ -299,7 +308,7 @@ impl PartitionLife {
             // Offsets without records are no suspects: with them a single record would never be left.
             let accused = match batch.records.num_rows() {
                 0 => None,
-                rows => suspicion.trying(self, part(&batch, 0, rows)?.range).await?,
+                rows => suspicion.trying(self, Suspects::new(part(&batch, 0, rows)?.range, rows)).await?,
             };
             self.activity(Activity::Processing);
             let needed = |lane: &Lane| if flaw!(ReplayNotTrimmed) { batch.range.from } else { lane.next };
@@ -344,11 +353,11 @@ impl PartitionLife {
             (position, watermark) = (batch.range.until, output.watermark);
             if suspicion.narrow {
                 self.answered(unanswered, &mut lanes).await?;
-                suspicion.survived(self, position).await?;
+                suspicion.survived(self).await?;
             }
             drop(accused);
-            suspicion.isolate &= batch.range.is_empty();
-            env.board.partition(key, |status| {
+            suspicion.passed(batch.range);
+            self.shows(|status| {
                 status.stands(position);
                 status.timestamp = timestamps(&batch.records).next_back().or(status.timestamp);
                 status.watermark = watermark;
@@ -424,14 +433,18 @@ impl PartitionLife {
     async fn read(
         &self,
         reader: &mut dyn PartitionReader,
+        rest: &mut Option<SourceBatch>,
         position: Offset,
         suspicion: &Suspicion,
     ) -> Result<SourceBatch, Cause> {
-        let mut limit = self.env.batch_limit();
-        if let Some(rows) = suspicion.limit(position) {
+        let (mut limit, suspects) = (self.env.batch_limit(), suspicion.limit(position));
+        if let Some((rows, _)) = suspects {
             limit.rows = limit.rows.min(rows);
         }
-        let batch = reader.next(limit).await?;
+        let mut batch = match rest.take() {
+            Some(rest) => rest,
+            None => reader.next(limit).await?,
+        };
         if !batch.range.is_empty() {
             points::reach(Point::Fetched);
         }
@@ -445,7 +458,10 @@ impl PartitionLife {
                 format!("asked for records from {position}, but got {}", batch.range),
             ));
         }
-        self.env.board.partition(self.partition.key, |status| {
+        if let Some((rows, until)) = suspects {
+            (batch, *rest) = cut(batch, rows, until)?;
+        }
+        self.shows(|status| {
             if batch.end.is_some() || batch.range.is_empty() {
                 status.learned(batch.end);
             }
@@ -483,12 +499,12 @@ impl PartitionLife {
         let run = |stage: &mut dyn SourceStage, batch: &SourceBatch, poison: &[Offset]| {
             stage.run(StageInput { partition: &self.partition, batch, watermark, quiet, cuts, closed, now, poison })
         };
-        if !suspicion.isolate {
-            return Ok(run(stage.as_mut(), batch, &suspicion.poison)?);
+        if !suspicion.isolate() {
+            return Ok(run(stage.as_mut(), batch, suspicion.poison())?);
         }
         // It crashed here again and again: find the records that do it, and go on without them.
         let fresh = || self.env.pipeline.query.source_stage(&self.partition);
-        let mut poison = suspicion.poison.clone();
+        let mut poison = suspicion.poison().to_vec();
         let survives = |batch: &SourceBatch, poison: &[Offset]| {
             catch_unwind(AssertUnwindSafe(|| run(fresh().as_mut(), batch, poison).map(|_| ()))).is_ok()
         };
@@ -518,16 +534,23 @@ impl PartitionLife {
         }
     }
 
+    /// Up to where all that this life sends to has committed.
+    pub(crate) fn committed(&self) -> Option<Offset> {
+        let numbers = self.lanes.iter().zip(0..).filter_map(|(lane, shard)| lane.as_ref().map(|_| shard));
+        self.env.board.committed(&self.partition.key, self.start, numbers)
+    }
+
     async fn suspicion(&self, position: Offset) -> Result<Suspicion, Cause> {
         let (env, key) = (&self.env, self.partition.key);
         let store = &env.pipeline.store;
-        if self.hung {
-            env.trial.give_up();
-        }
+        let (hung, lived) = (self.hung.load(Ordering::SeqCst), env.trial.is_of(&key));
         let before = env.patiently("reading a crash note", || store.crash_note(&key)).await?;
-        let note = suspicion::note(before, position, env.generation, env.trial.is_of(&key), self.hung);
-        if before != Some(note) {
-            env.patiently("writing a crash note", || store.write_crash_note(&key, Some(&note))).await?;
+        let note = suspicion::note(before, position, env.generation, lived, hung);
+        env.patiently("writing a crash note", || store.write_crash_note(&key, Some(&note))).await?;
+        self.hung.store(false, Ordering::SeqCst);
+        // Not before: whoever has the turn next takes the note back.
+        if lived {
+            env.trial.give_up();
         }
         env.trial.over(&key);
         Ok(Suspicion::new(note, self.panics, env.pipeline.tuning.poison_crashes))
@@ -604,6 +627,24 @@ fn before(batch: &SourceBatch, at: Offset) -> Result<SourceBatch, Cause> {
     Ok(SourceBatch { range, records: batch.records.slice(0, length), ..*batch })
 }
 
+/// The first records of a batch, so many at most and none from an offset on, and what follows them.
+fn cut(batch: SourceBatch, rows: usize, until: Option<Offset>) -> Result<(SourceBatch, Option<SourceBatch>), Cause> {
+    let next = offsets(&batch.records)?.get(rows).copied().map(Offset);
+    let at = next.into_iter().chain(until).min().filter(|at| batch.range.from < *at && *at < batch.range.until);
+    let Some(at) = at else { return Ok((batch, None)) };
+    let mut first = before(&batch, at)?;
+    let length = first.records.num_rows();
+    first.bytes = batch.bytes * length / batch.records.num_rows().max(1);
+    let rest = SourceBatch {
+        range: Range::new(at, batch.range.until),
+        records: batch.records.slice(length, batch.records.num_rows() - length),
+        bytes: batch.bytes - first.bytes,
+        lost: false,
+        ..batch
+    };
+    Ok((first, Some(rest)))
+}
+
 /// Some records of a batch as a batch of their own.
 fn part(batch: &SourceBatch, start: usize, length: usize) -> Result<SourceBatch, Cause> {
     let records = batch.records.slice(start, length);
@@ -639,5 +680,18 @@ mod tests {
         }
         let none = before(&batch, Offset(1)).expect("a part");
         assert_eq!((none.range.is_empty(), none.records.num_rows()), (true, 0));
+        for (rows, until, at) in [(2, None, 8), (1, None, 4), (2, Some(8), 8), (3, Some(6), 6), (1, Some(3), 3)] {
+            let (first, rest) = cut(batch.clone(), rows, until.map(Offset)).expect("two parts");
+            let rest = rest.expect("something follows");
+            assert_eq!(
+                (first.range, rest.range),
+                (Range::new(Offset(1), Offset(at)), Range::new(Offset(at), Offset(12)))
+            );
+            assert_eq!(first.records.num_rows() + rest.records.num_rows(), 3);
+            assert_eq!(first.bytes + rest.bytes, 30);
+        }
+        for until in [None, Some(1), Some(12), Some(13)] {
+            assert!(cut(batch.clone(), 3, until.map(Offset)).expect("all of it").1.is_none());
+        }
     }
 }

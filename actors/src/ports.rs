@@ -374,8 +374,8 @@ pub struct PipelineRow {
     pub plan: String,
 }
 
-/// How often processes died at one place of a partition, so that a record that kills even the process is found.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+/// How often processes died at one place of a partition, so that records that kill even the process are found.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct CrashNote {
     /// The position at which the partition was started.
     pub position: Offset,
@@ -383,11 +383,38 @@ pub struct CrashNote {
     pub generation: Generation,
     /// Processes that ended there without getting on.
     pub deaths: u32,
-    /// The offsets that were being processed when a process died, once they are suspected.
-    pub suspect: Option<Range>,
-    /// The offsets that are being processed: whoever dies now makes them the suspects.
+    /// What was being processed when a process died, once that is suspected.
+    pub suspect: Option<Suspects>,
+    /// What is being processed: whoever dies now makes it the suspects.
     #[serde(default)]
-    pub trying: Option<Range>,
+    pub trying: Option<Suspects>,
+    /// Records that were found, and are not committed as dead letters yet.
+    #[serde(default)]
+    pub found: Vec<Offset>,
+}
+
+/// Records one of which is suspected.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Suspects {
+    /// The offsets from the first of them to the last.
+    #[serde(flatten)]
+    pub range: Range,
+    /// How many they are; not known of those that a former version wrote.
+    #[serde(default)]
+    pub rows: Option<usize>,
+}
+
+impl Suspects {
+    /// So many records of a range.
+    pub fn new(range: Range, rows: usize) -> Self {
+        Self { range, rows: Some(rows) }
+    }
+
+    /// How many records they are at most.
+    pub fn records(&self) -> usize {
+        let offsets = usize::try_from(self.range.until.0 - self.range.from.0).unwrap_or(usize::MAX);
+        self.rows.map_or(offsets, |rows| rows.min(offsets))
+    }
 }
 
 /// A sign of life of the process that owns the pipeline.

@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use crate::board::{ActorId, Board, EventKind, Life};
 use crate::child::{self, Cause};
 use crate::env::Pipeline;
+use crate::lives::Lives;
 use crate::mailbox::{Depth, Mailbox};
 use crate::message::{CrashActor, GoOn, Pause, Resume, Stop, Target};
 use crate::pause::{Scope, Wished};
@@ -113,7 +114,7 @@ pub fn run(pipeline: Arc<Pipeline>, placement: Placement) -> (Handle, impl Futur
         incarnations: AtomicU64::new(0),
         pauses: Arc::default(),
         trial: Arc::default(),
-        alive: Mutex::default(),
+        lives: Lives::default(),
     });
     let handle = Handle { shared: Arc::clone(&shared), control: Arc::default() };
     let running = supervise(shared, Arc::clone(&handle.control));
@@ -121,27 +122,39 @@ pub fn run(pipeline: Arc<Pipeline>, placement: Placement) -> (Handle, impl Futur
 }
 
 async fn supervise(shared: Arc<Shared>, control: Arc<Control>) -> Outcome {
+    let outcome = until_the_end(&shared, &control).await;
+    if !control.killed.load(Ordering::SeqCst) {
+        let withdrawing = async move { shared.trial.end(&shared.pipeline, &shared.board).await };
+        // In a task of its own: nothing that goes wrong in it changes how this ended.
+        let _ = actix_rt::spawn(withdrawing).await;
+    }
+    outcome
+}
+
+async fn until_the_end(shared: &Arc<Shared>, control: &Control) -> Outcome {
     let mut crashes = Crashes::new(shared.pipeline.tuning.restart);
     loop {
         let since = Instant::now();
         let (died, death) = oneshot::channel();
-        let (next, depth) = (Arc::clone(&shared), Depth::default());
-        let own = depth.clone();
+        let (next, depth) = (Arc::clone(shared), Depth::default());
+        let (own, incarnation) = (depth.clone(), shared.incarnation());
+        shared.lives.begins(incarnation, ActorId::Supervisor, None);
         let child = child::spawn(
             &Arbiter::current(),
             depth,
-            move |exit| Supervisor::new(next, exit, own),
+            move |exit| Supervisor::new(next, incarnation, exit, own),
             |cause| {
                 // Whoever waited is gone only when the whole system is.
                 let _ = died.send(cause);
             },
         );
-        shared.born(ActorId::Supervisor, child.abort_handle());
+        shared.lives.ends_by(incarnation, child.abort_handle());
         *control.supervisor.lock().unwrap_or_else(PoisonError::into_inner) = Some(child.mailbox.clone());
         if control.stop.load(Ordering::SeqCst) {
             child.mailbox.do_send(Stop);
         }
         let cause = death.await.unwrap_or(Cause::Stopped);
+        shared.lives.over(incarnation);
         shared.end_all();
         let ended = |life| shared.board.actor(ActorId::Supervisor, |status| status.life = life);
         ended(match cause {

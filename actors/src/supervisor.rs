@@ -5,30 +5,32 @@
 //! committer crashed every shard is loaded again. When a budget is spent, that partition or shard halts and the rest goes
 //! on. A process whose generation is no longer the highest steps down as a whole.
 
+mod watch;
+
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use actix::{Actor, ActorContext, ActorFutureExt, AsyncContext, Context, Handler, ResponseFuture, WrapFuture};
 use actix_rt::{Arbiter, ArbiterHandle};
-use futures::future::AbortHandle;
 use futures::stream::{self, StreamExt};
 use tokio::time::Instant;
 use tracing::Span;
 use uuid::Uuid;
 
 use crate::aggregation::AggregationActor;
-use crate::board::{Activity, ActorId, Board, EventKind, Life, Snapshot};
+use crate::board::{ActorId, Board, EventKind, Life};
 use crate::child::{self, Cause, Child, Exit};
 use crate::committer::OffsetCommitter;
 use crate::credit::Credits;
 use crate::ends;
 use crate::env::{Env, Pipeline, patiently};
+use crate::lives::Lives;
 use crate::mailbox::{Depth, Mailbox, counted};
 use crate::message::{
-    Crash, CrashActor, Died, Discovered, Expect, Flush, FlushOffsets, GoOn, Incarnation, Pause, Resume, StartAgain,
-    Stop, Target,
+    Awake, Crash, CrashActor, Died, Discovered, Expect, Flush, FlushOffsets, GoOn, Incarnation, Pause, Resume,
+    StartAgain, Stop, Target,
 };
 use crate::ownership::{self, Owner};
 use crate::partition::{PartitionActor, PartitionLife};
@@ -45,9 +47,6 @@ use crate::suspicion::Trial;
 const FIRST_DISCOVERY: i32 = -1;
 /// Start positions that are decided at the same time.
 const DECIDING: usize = 16;
-
-/// How long a process that stops tries to take a crash note back.
-const WITHDRAWING: Duration = Duration::from_secs(1);
 
 /// Where actors run.
 #[derive(Clone, Debug)]
@@ -117,26 +116,42 @@ pub(crate) struct Shared {
     /// The suspects that the process is working on.
     pub(crate) trial: Arc<Trial>,
     /// Every actor that was started, so that all can be ended when the supervisor died.
-    pub(crate) alive: Mutex<BTreeMap<ActorId, AbortHandle>>,
+    pub(crate) lives: Lives,
 }
 
 impl Shared {
-    fn incarnation(&self) -> Incarnation {
+    pub(crate) fn incarnation(&self) -> Incarnation {
         self.incarnations.fetch_add(1, Ordering::SeqCst) + 1
     }
 
-    fn arbiter(&self, id: ActorId) -> ArbiterHandle {
-        self.arbiters.lock().unwrap_or_else(PoisonError::into_inner).of(id).clone()
+    fn with_arbiters<T>(&self, with: impl FnOnce(&mut Arbiters) -> T) -> T {
+        with(&mut self.arbiters.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    pub(crate) fn born(&self, id: ActorId, abort: AbortHandle) {
-        self.alive.lock().unwrap_or_else(PoisonError::into_inner).insert(id, abort);
+    /// Starts a life of an actor.
+    fn start<A: Actor<Context = Context<A>>>(
+        &self,
+        id: ActorId,
+        incarnation: Incarnation,
+        mailbox: Depth,
+        make: impl FnOnce(Exit) -> A + Send + 'static,
+        died: impl FnOnce(Cause) + Send + 'static,
+    ) -> Child<A> {
+        let (place, arbiter) = self.with_arbiters(|arbiters| (arbiters.place(id), arbiters.of(id).clone()));
+        self.lives.begins(incarnation, id, Some(place));
+        let child = child::spawn(&arbiter, mailbox, make, died);
+        self.lives.ends_by(incarnation, child.abort_handle());
+        child
+    }
+
+    fn show_started(&self, id: ActorId, incarnation: Incarnation, life: Life, mailbox: &Depth) {
+        self.board.actor(id, |status| {
+            (status.incarnation, status.life, status.mailbox) = (incarnation, life, mailbox.clone());
+        });
     }
 
     pub(crate) fn end_all(&self) {
-        for (_, abort) in std::mem::take(&mut *self.alive.lock().unwrap_or_else(PoisonError::into_inner)) {
-            abort.abort();
-        }
+        self.lives.end_all(|id| self.board.busy(id));
     }
 }
 
@@ -160,10 +175,13 @@ impl<A: Actor> Supervised<A> {
         }
     }
 
-    fn end(&mut self) {
-        if let Some(child) = self.child.take() {
-            child.abort();
-        }
+    /// Ends its life, if it has one. Answers which that was.
+    fn end(&mut self, shared: &Shared, id: ActorId) -> Option<Incarnation> {
+        let child = self.child.take()?;
+        shared.lives.ending(self.incarnation, shared.board.busy(id));
+        child.abort();
+        shared.board.over(id);
+        Some(self.incarnation)
     }
 }
 
@@ -173,15 +191,20 @@ struct Partition {
     start: Result<Offset, String>,
     /// Where it last panicked, and how often in a row there.
     panics: (Offset, u32),
-    /// Its last life did not come back from a batch.
-    hung: bool,
+    /// A life did not come back from a batch, and that is not written down yet.
+    hung: Arc<AtomicBool>,
     /// That of its present life.
     brake: Brake,
+    /// Where it last got no record for long, and how often in a row there.
+    starved: (Offset, u32),
+    /// The furthest place where it crashed at its own charge.
+    furthest: Option<Offset>,
     actor: Supervised<PartitionActor>,
 }
 
 pub(crate) struct Supervisor {
     shared: Arc<Shared>,
+    incarnation: Incarnation,
     exit: Exit,
     mailbox: Depth,
     env: Option<Arc<Env>>,
@@ -194,9 +217,9 @@ pub(crate) struct Supervisor {
 }
 
 impl Supervisor {
-    pub(crate) fn new(shared: Arc<Shared>, exit: Exit, mailbox: Depth) -> Self {
+    pub(crate) fn new(shared: Arc<Shared>, incarnation: Incarnation, exit: Exit, mailbox: Depth) -> Self {
         let shards = (0..shared.pipeline.shards).map(|_| Supervised::new(&shared)).collect();
-        let random = shared.incarnation().wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+        let random = incarnation.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
         Self {
             committer: Supervised::new(&shared),
             shards,
@@ -206,6 +229,7 @@ impl Supervisor {
             stopping: false,
             random,
             shared,
+            incarnation,
             exit,
             mailbox,
         }
@@ -230,11 +254,26 @@ impl Supervisor {
     }
 
     fn monitor(
-        supervisor: Mailbox<Self>,
+        &self,
+        ctx: &Context<Self>,
         id: ActorId,
         incarnation: Incarnation,
     ) -> impl FnOnce(Cause) + Send + 'static {
-        move |cause| supervisor.do_send(Died { id, incarnation, cause })
+        let (shared, supervisor) = (Arc::clone(&self.shared), self.mailbox(ctx));
+        move |cause| {
+            shared.lives.over(incarnation);
+            supervisor.do_send(Died { id, incarnation, cause });
+        }
+    }
+
+    /// Ends the present life of an actor, if it has one. Answers which that was.
+    fn end_life(&mut self, id: ActorId) -> Option<Incarnation> {
+        match id {
+            ActorId::Committer => self.committer.end(&self.shared, id),
+            ActorId::Shard(shard) => self.shards.get_mut(shard as usize)?.end(&self.shared, id),
+            ActorId::Partition(key) => self.partitions.get_mut(&key)?.actor.end(&self.shared, id),
+            ActorId::Supervisor => None,
+        }
     }
 
     fn begin(&mut self, ctx: &mut Context<Self>, generation: Generation) {
@@ -269,10 +308,10 @@ impl Supervisor {
     fn start_committer(&mut self, ctx: &mut Context<Self>) {
         let Some(env) = self.env.clone() else { return };
         let (id, incarnation) = (ActorId::Committer, self.shared.incarnation());
-        let died = Self::monitor(self.mailbox(ctx), id, incarnation);
-        let child = child::spawn(&self.shared.arbiter(id), Depth::default(), move |_| OffsetCommitter::new(env), died);
-        self.shared.born(id, child.abort_handle());
-        self.show_started(id, incarnation, Life::Running, child.mailbox.depth());
+        let died = self.monitor(ctx, id, incarnation);
+        let depth = Depth::default();
+        self.shared.show_started(id, incarnation, Life::Running, &depth);
+        let child = self.shared.start(id, incarnation, depth, move |_| OffsetCommitter::new(env), died);
         let committer = &mut self.committer;
         (committer.incarnation, committer.since, committer.child) = (incarnation, Instant::now(), Some(child));
     }
@@ -281,17 +320,17 @@ impl Supervisor {
         let (Some(env), Some(committer)) = (self.env.clone(), &self.committer.child) else { return };
         let committer = committer.mailbox.clone();
         let (id, incarnation) = (ActorId::Shard(shard), self.shared.incarnation());
-        let died = Self::monitor(self.mailbox(ctx), id, incarnation);
+        let died = self.monitor(ctx, id, incarnation);
         let starts = self.starts();
         let restart = restart.clone();
         let make = move |exit| AggregationActor::new(env, shard, incarnation, committer, starts, restart, exit);
-        let child = child::spawn(&self.shared.arbiter(id), Depth::default(), make, died);
-        self.shared.born(id, child.abort_handle());
-        self.show_started(id, incarnation, Life::Starting, child.mailbox.depth());
+        self.end_life(id);
         // A former life may have ended in the middle of a message.
         self.shared.board.over(id);
+        let depth = Depth::default();
+        self.shared.show_started(id, incarnation, Life::Starting, &depth);
+        let child = self.shared.start(id, incarnation, depth, make, died);
         let actor = &mut self.shards[shard as usize];
-        actor.end();
         (actor.incarnation, actor.since, actor.child, actor.halted) = (incarnation, Instant::now(), Some(child), false);
     }
 
@@ -311,30 +350,29 @@ impl Supervisor {
             .iter()
             .map(|shard| shard.child.as_ref().filter(|_| !shard.halted).map(|child| child.mailbox.clone()))
             .collect();
-        let supervisor = self.mailbox(ctx);
+        let (id, incarnation) = (ActorId::Partition(key), self.shared.incarnation());
+        let died = self.monitor(ctx, id, incarnation);
         let Some(known) = self.partitions.get_mut(&key).filter(|known| !known.actor.halted) else { return };
-        known.actor.end();
-        self.shared.board.over(ActorId::Partition(key));
+        known.actor.end(&self.shared, id);
         let Ok(start) = known.start else { return };
         if self.shared.pauses.hold(&key) {
-            return self.shared.board.actor(ActorId::Partition(key), |status| status.life = Life::Paused);
+            self.shared.board.actor(id, |status| status.life = Life::Paused);
+            return self.wake(key);
         }
         if lanes.iter().all(Option::is_none) {
             return;
         }
-        let (id, incarnation) = (ActorId::Partition(key), self.shared.incarnation());
-        let died = Self::monitor(supervisor, id, incarnation);
-        let (partition, panics) = (known.partition.clone(), known.panics.1);
-        let hung = std::mem::take(&mut known.hung);
+        let (partition, panics, hung) = (known.partition.clone(), known.panics, Arc::clone(&known.hung));
         known.brake = Brake::default();
         let (restart, brake) = (restart.clone(), known.brake.clone());
         let life = PartitionLife { env, partition, incarnation, start, panics, hung, lanes, restart, brake };
         let make = move |exit| PartitionActor::new(life, exit);
-        let child = child::spawn(&self.shared.arbiter(id), Depth::default(), make, died);
-        self.shared.born(id, child.abort_handle());
-        let (actor, depth) = (&mut known.actor, child.mailbox.depth().clone());
+        let depth = Depth::default();
+        // Before it begins: what it shows is of this life.
+        self.shared.show_started(id, incarnation, Life::Starting, &depth);
+        let child = self.shared.start(id, incarnation, depth, make, died);
+        let actor = &mut known.actor;
         (actor.incarnation, actor.since, actor.child) = (incarnation, Instant::now(), Some(child));
-        self.show_started(id, incarnation, Life::Starting, &depth);
     }
 
     /// Starts every partition actor again, so that all ask the shards where they stand.
@@ -346,18 +384,11 @@ impl Supervisor {
 
     fn end_partitions(&mut self) {
         for (key, known) in &mut self.partitions {
-            known.actor.end();
-            self.shared.board.over(ActorId::Partition(*key));
+            known.actor.end(&self.shared, ActorId::Partition(*key));
             if !known.actor.halted && !self.shared.pauses.hold(key) {
                 self.shared.board.actor(ActorId::Partition(*key), |status| status.life = Life::Starting);
             }
         }
-    }
-
-    fn show_started(&self, id: ActorId, incarnation: Incarnation, life: Life, mailbox: &Depth) {
-        self.shared.board.actor(id, |status| {
-            (status.incarnation, status.life, status.mailbox) = (incarnation, life, mailbox.clone());
-        });
     }
 
     fn halt(&mut self, ctx: &mut Context<Self>, id: ActorId, why: &str) {
@@ -385,18 +416,26 @@ impl Supervisor {
         });
         match id {
             ActorId::Shard(shard) => {
-                let actor = &mut self.shards[shard as usize];
-                actor.end();
-                actor.halted = true;
+                self.end_life(id);
+                self.shards[shard as usize].halted = true;
                 self.start_partitions(ctx, &span);
             }
             ActorId::Partition(key) => {
+                self.end_life(id);
                 if let Some(known) = self.partitions.get_mut(&key) {
-                    known.actor.end();
                     known.actor.halted = true;
                 }
+                self.wake(key);
             }
             ActorId::Committer | ActorId::Supervisor => {}
+        }
+    }
+
+    /// The shards may take a partition for idle whose actor has died: until it has looked again it holds windows open.
+    fn wake(&self, key: PartitionKey) {
+        let Some(incarnation) = self.partitions.get(&key).map(|known| known.actor.incarnation) else { return };
+        for child in self.shards.iter().filter_map(|shard| shard.child.as_ref()) {
+            child.mailbox.do_send(Awake { partition: key, incarnation });
         }
     }
 
@@ -438,84 +477,6 @@ impl Supervisor {
         Box::pin(async move { if stored.await { Wished::Done } else { Wished::Unstored } })
     }
 
-    /// Looks for actors that do not get on.
-    fn watch(&mut self, ctx: &mut Context<Self>) {
-        let stall = self.shared.pipeline.tuning.stall;
-        let snapshot = self.shared.board.snapshot();
-        let stalled_shards = snapshot.shards.iter().filter(|(_, status)| {
-            status.actor.life == Life::Running && status.busy.is_some_and(|since| since.elapsed() > stall)
-        });
-        let mut stalled: Vec<(ActorId, Cause)> = stalled_shards
-            .map(|(shard, _)| {
-                (ActorId::Shard(*shard), Cause::Stalled(format!("it handles one message for more than {stall:?}")))
-            })
-            .collect();
-        for (key, status) in &snapshot.partitions {
-            let behind = status.end.is_some_and(|end| end > status.position);
-            let long = status.activity_since.elapsed() > stall;
-            let cause = match status.activity {
-                _ if status.actor.life != Life::Running => continue,
-                Activity::Processing if long => {
-                    Cause::Stalled(format!("it processes one batch for more than {stall:?}"))
-                }
-                Activity::Reading if long => {
-                    Cause::Starved(format!("the source has not answered for more than {stall:?}"))
-                }
-                Activity::Reading if behind && status.progress.elapsed() > stall => Cause::Starved(format!(
-                    "it got no record for more than {stall:?} although it is behind the end of the log"
-                )),
-                // Whoever waits for others does not stall: they do.
-                _ => continue,
-            };
-            stalled.push((ActorId::Partition(*key), cause));
-        }
-        self.give_up_threads(&snapshot, &mut stalled);
-        for (id, cause) in stalled {
-            let incarnation = match id {
-                ActorId::Shard(shard) => self.shards[shard as usize].incarnation,
-                ActorId::Partition(key) => match self.partitions.get(&key) {
-                    Some(known) if known.actor.child.is_some() => known.actor.incarnation,
-                    _ => continue,
-                },
-                _ => continue,
-            };
-            match id {
-                ActorId::Shard(shard) => self.shards[shard as usize].end(),
-                ActorId::Partition(key) => {
-                    if let Some(known) = self.partitions.get_mut(&key) {
-                        known.actor.end();
-                    }
-                }
-                _ => {}
-            }
-            self.shared.board.over(id);
-            ctx.notify(Died { id, incarnation, cause });
-        }
-    }
-
-    /// A thread on which something does not come back is given up, and with it every actor that lives on it.
-    fn give_up_threads(&self, snapshot: &Snapshot, stalled: &mut Vec<(ActorId, Cause)>) {
-        let mut arbiters = self.shared.arbiters.lock().unwrap_or_else(PoisonError::into_inner);
-        let busy = |id: &ActorId| match id {
-            ActorId::Partition(key) => snapshot.partitions[key].activity == Activity::Processing,
-            _ => true,
-        };
-        let stuck: BTreeSet<usize> =
-            stalled.iter().filter(|(id, _)| busy(id)).map(|(id, _)| arbiters.place(*id)).collect();
-        let shards = (0..self.shared.pipeline.shards).map(ActorId::Shard);
-        for id in shards.chain(self.partitions.keys().copied().map(ActorId::Partition)) {
-            if stuck.contains(&arbiters.place(id)) && !stalled.iter().any(|(known, _)| *known == id) {
-                stalled.push((id, Cause::Starved("its thread does not come back".to_owned())));
-            }
-        }
-        if let Some(env) = self.env.as_ref().filter(|_| !stuck.is_empty()) {
-            env.credits.renew();
-        }
-        for place in stuck {
-            arbiters.replace(place);
-        }
-    }
-
     fn crashed(&mut self, ctx: &mut Context<Self>, id: ActorId, incarnation: Incarnation, cause: &Cause) {
         let jitter = self.jitter();
         let charge = |crashes: &mut Crashes, since: Instant| match cause {
@@ -536,17 +497,31 @@ impl Supervisor {
             ActorId::Partition(key) => {
                 let Some(known) = self.partitions.get_mut(&key) else { return };
                 known.actor.child = None;
+                let here = self.shared.board.position(key).unwrap_or_default();
+                // Whoever gets on, from one bad place to the next, has a new budget for each.
+                if !matches!(cause, Cause::Starved(_)) && known.furthest < Some(here) {
+                    known.furthest = Some(here);
+                    known.actor.crashes.reset();
+                }
                 if matches!(cause, Cause::Panic(_)) {
-                    let here = self.shared.board.position(key).unwrap_or_default();
                     let before = if known.panics.0 == here { known.panics.1 } else { 0 };
                     known.panics = (here, before + 1);
                 }
                 // Of a batch: a source that hangs starves it.
-                known.hung = matches!(cause, Cause::Stalled(_));
+                if matches!(cause, Cause::Starved(_)) {
+                    let before = if known.starved.0 == here { known.starved.1 } else { 0 };
+                    known.starved = (here, before + 1);
+                }
+                if matches!(cause, Cause::Stalled(_)) {
+                    known.hung.store(true, Ordering::SeqCst);
+                }
                 (charge(&mut known.actor.crashes, known.actor.since), false)
             }
             ActorId::Supervisor => return,
         };
+        if let ActorId::Partition(key) = id {
+            self.wake(key);
+        }
         self.shared.board.actor(id, |status| status.died(cause));
         self.shared.board.happened(id, EventKind::Restart, cause.to_string());
         match decision {
@@ -556,7 +531,9 @@ impl Supervisor {
                     self.end_partitions();
                 }
                 if id == ActorId::Committer {
-                    self.shards.iter_mut().for_each(Supervised::end);
+                    for shard in 0..self.shared.pipeline.shards {
+                        self.end_life(ActorId::Shard(shard));
+                    }
                 }
                 let again = StartAgain { id, incarnation, span };
                 if pause.is_zero() {
@@ -578,8 +555,7 @@ impl Actor for Supervisor {
     type Context = Context<Self>;
 
     fn started(&mut self, ctx: &mut Self::Context) {
-        let incarnation = self.shared.incarnation();
-        self.show_started(ActorId::Supervisor, incarnation, Life::Starting, &self.mailbox);
+        self.shared.show_started(ActorId::Supervisor, self.incarnation, Life::Starting, &self.mailbox);
         let shared = Arc::clone(&self.shared);
         let generation = async move {
             let generation = ownership::generation(&shared.pipeline, &shared.board).await?;
@@ -731,8 +707,9 @@ impl Handler<Discovered> for Supervisor {
             env.topics.lock().unwrap_or_else(PoisonError::into_inner).insert(key.topic_id, partition.topic.clone());
             env.partitions.fetch_add(1, Ordering::Relaxed);
             let actor = Supervised::new(&self.shared);
-            let (panics, brake) = Default::default();
-            let known = Partition { partition, start: start.clone(), panics, hung: false, brake, actor };
+            let (panics, starved, hung, brake) = Default::default();
+            let begins = start.clone();
+            let known = Partition { partition, start: begins, panics, hung, brake, starved, furthest: None, actor };
             self.partitions.insert(key, known);
             found.push((key, start));
         }
@@ -917,14 +894,10 @@ impl Handler<Stop> for Supervisor {
         let flushes: Vec<_> = shards.map(|shard| async move { shard.send(Flush).await.unwrap_or(false) }).collect();
         let all = flushes.len() == self.shards.len();
         let committer = self.committer.child.as_ref().map(|child| child.mailbox.clone());
-        let (owner, env) = (self.owner.clone(), self.env.clone());
+        let (owner, shared) = (self.owner.clone(), Arc::clone(&self.shared));
         let last = async move {
-            // Nobody died of what was being tried.
-            if let Some(env) = env
-                && !matches!(tokio::time::timeout(WITHDRAWING, env.trial.withdraw(&env)).await, Ok(Ok(())))
-            {
-                tracing::warn!("a crash note could not be taken back, so records that did no harm may be suspected");
-            }
+            // Before anybody else may begin.
+            shared.trial.end(&shared.pipeline, &shared.board).await;
             let flushed = futures::future::join_all(flushes).await;
             if let Some(committer) = committer {
                 // A committer that died meanwhile leaves the offsets to the next start.

@@ -121,6 +121,8 @@ impl Reader {
             Trouble::Gone(_) | Trouble::OutOfRange(_) | Trouble::Truncated(_) => {
                 match self.cluster.look_up(self.table, &self.partition).await {
                     Existence::Unknown => {
+                        // For how long it is gone counts only while somebody says so.
+                        self.gone_since = None;
                         tokio::time::sleep(ASK_AGAIN).await;
                         Ok(Some(self.probe()))
                     }

@@ -180,8 +180,22 @@ async fn a_crash_note_from_a_clock_that_ran_ahead_is_replaced() {
     let settings = settings();
     let (session, store) = open(&settings, &pipeline).await;
     let key = PartitionKey { topic_id: Uuid::new_v4(), partition: 0 };
-    let ahead = CrashNote { position: Offset(1), generation: Generation(1), deaths: 9, suspect: None, trying: None };
-    let mine = CrashNote { position: Offset(2), generation: Generation(1), deaths: 1, suspect: None, trying: None };
+    let ahead = CrashNote {
+        position: Offset(1),
+        generation: Generation(1),
+        deaths: 9,
+        suspect: None,
+        trying: None,
+        found: vec![],
+    };
+    let mine = CrashNote {
+        position: Offset(2),
+        generation: Generation(1),
+        deaths: 1,
+        suspect: None,
+        trying: None,
+        found: vec![],
+    };
     store.write_crash_note(&key, Some(&ahead)).await.unwrap();
     // The same note, an hour from now.
     let later = format!(
@@ -189,7 +203,7 @@ async fn a_crash_note_from_a_clock_that_ran_ahead_is_replaced() {
         settings.keyspace
     );
     let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap().as_micros() as i64;
-    let text = serde_json::to_string(&Some(ahead)).unwrap();
+    let text = serde_json::to_string(&Some(&ahead)).unwrap();
     session.query_unpaged(later, (key.topic_id, text, now + 3_600_000_000)).await.unwrap();
     assert_eq!(store.crash_note(&key).await.unwrap(), Some(ahead));
     store.write_crash_note(&key, Some(&mine)).await.unwrap();

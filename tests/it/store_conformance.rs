@@ -12,7 +12,7 @@ use strandline_actors::pointer::{
     Attempt, Base, Content, Epoch, Generation, Kept, Outbox, Pointer, SegmentKey, SegmentKind, SegmentRef, ShardId,
 };
 use strandline_actors::ports::{
-    CrashNote, DeadLetter, Heartbeat, KafkaOffset, Moved, PipelineRow, StateStore, StoreError, Taken,
+    CrashNote, DeadLetter, Heartbeat, KafkaOffset, Moved, PipelineRow, StateStore, StoreError, Suspects, Taken,
 };
 use strandline_actors::position::{Counts, Offset, PartitionKey, Position, Range, SourcePartition, Vector};
 use uuid::Uuid;
@@ -256,7 +256,7 @@ async fn pointers_move_only_from_their_base(place: &dyn Place) {
     assert_eq!(store.move_pointer(Some(first.base()), &other).await.unwrap(), refused);
     assert_eq!(store.read_pointer(0).await.unwrap(), None);
     assert_eq!(store.read_pointer(2).await.unwrap(), None);
-    assert_eq!(place.open(&pipeline).await.read_pointer(1).await.unwrap(), Some(second));
+    assert_eq!(place.open(&pipeline).await.read_pointer(1).await.unwrap().as_ref(), Some(&second));
 }
 
 async fn one_of_many_moves_wins(place: &dyn Place) {
@@ -510,13 +510,21 @@ async fn crash_notes_come_and_go(place: &dyn Place) {
     let pipeline = unique();
     let store = place.open(&pipeline).await;
     let (key, other) = (partition("orders", 0).key, partition("orders", 1).key);
-    let first = CrashNote { position: Offset(7), generation: Generation(1), deaths: 1, suspect: None, trying: None };
+    let first = CrashNote {
+        position: Offset(7),
+        generation: Generation(1),
+        deaths: 1,
+        suspect: None,
+        trying: None,
+        found: vec![],
+    };
     let second = CrashNote {
         position: Offset(7),
         generation: Generation(1),
         deaths: 2,
-        suspect: Some(Range::new(Offset(7), Offset(8))),
-        trying: Some(Range::new(Offset(8), Offset(9))),
+        suspect: Some(Suspects::new(Range::new(Offset(7), Offset(80)), 12)),
+        trying: Some(Suspects::new(Range::new(Offset(8), Offset(9)), 1)),
+        found: vec![Offset(81), Offset(90)],
     };
     assert_eq!(store.crash_note(&key).await.unwrap(), None);
     store.write_crash_note(&key, None).await.unwrap();
@@ -524,14 +532,14 @@ async fn crash_notes_come_and_go(place: &dyn Place) {
     // One after the other, as fast as it goes.
     for _ in 0..20 {
         store.write_crash_note(&key, Some(&first)).await.unwrap();
-        assert_eq!(store.crash_note(&key).await.unwrap(), Some(first));
+        assert_eq!(store.crash_note(&key).await.unwrap().as_ref(), Some(&first));
         store.write_crash_note(&key, None).await.unwrap();
         assert_eq!(store.crash_note(&key).await.unwrap(), None);
         store.write_crash_note(&key, Some(&second)).await.unwrap();
-        assert_eq!(store.crash_note(&key).await.unwrap(), Some(second));
+        assert_eq!(store.crash_note(&key).await.unwrap().as_ref(), Some(&second));
     }
     assert_eq!(store.crash_note(&other).await.unwrap(), None);
-    assert_eq!(place.open(&pipeline).await.crash_note(&key).await.unwrap(), Some(second));
+    assert_eq!(place.open(&pipeline).await.crash_note(&key).await.unwrap().as_ref(), Some(&second));
 }
 
 async fn what_is_paused_is_kept(place: &dyn Place) {
@@ -563,7 +571,7 @@ async fn the_heartbeat_of_the_latest_owner_is_seen(place: &dyn Place) {
     store.write_heartbeat(&first).await.unwrap();
     // Whoever asks has opened the store for itself.
     let other = place.open(&pipeline).await;
-    assert_eq!(other.read_heartbeat().await.unwrap(), Some(first));
+    assert_eq!(other.read_heartbeat().await.unwrap().as_ref(), Some(&first));
     let second = heartbeat(4, "pod 2", 0);
     other.write_heartbeat(&second).await.unwrap();
     assert_eq!(store.read_heartbeat().await.unwrap(), Some(second.clone()));
@@ -573,7 +581,7 @@ async fn the_heartbeat_of_the_latest_owner_is_seen(place: &dyn Place) {
         assert_eq!(other.read_heartbeat().await.unwrap(), Some(second.clone()));
     }
     store.write_heartbeat(&Heartbeat { released: true, ..heartbeat(3, "pod ä'1", 20) }).await.unwrap();
-    assert_eq!(other.read_heartbeat().await.unwrap(), Some(second));
+    assert_eq!(other.read_heartbeat().await.unwrap().as_ref(), Some(&second));
     let released = Heartbeat { released: true, ..heartbeat(4, "pod 2", 1) };
     other.write_heartbeat(&released).await.unwrap();
     assert_eq!(store.read_heartbeat().await.unwrap(), Some(released));
@@ -595,7 +603,14 @@ async fn pipelines_do_not_touch_each_other(place: &dyn Place) {
     let source = partition("orders", 0);
     let key = segment(0, 1, 0);
     let next = pointer(0, 1);
-    let note = CrashNote { position: Offset(1), generation: Generation(1), deaths: 1, suspect: None, trying: None };
+    let note = CrashNote {
+        position: Offset(1),
+        generation: Generation(1),
+        deaths: 1,
+        suspect: None,
+        trying: None,
+        found: vec![],
+    };
     let letter = DeadLetter {
         topic: "orders".into(),
         partition: source.key,

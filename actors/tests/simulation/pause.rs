@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use strandline_actors::board::Life;
+use strandline_actors::board::{ActorId, Life};
 use strandline_actors::message::Target;
 use strandline_actors::pause::{Scope, Wished};
 use strandline_actors::position::{Offset, Vector};
@@ -130,6 +130,58 @@ fn a_partition_that_is_paused_while_it_is_idle_keeps_windows_open() {
             assert_eq!(handle.go_on(Scope::Partition(key)).await, Wished::Done);
             until("everything is counted once", || world.differences(None).is_empty()).await;
             assert_eq!(late_closed(), 0);
+            handle.stop();
+            assert_eq!(running.await.unwrap(), Outcome::Stopped);
+        });
+    }
+}
+
+/// How it came to stand still after it was idle: by a wish after its own actor or a shard has died, or by a spent budget.
+#[test]
+fn a_partition_that_stands_still_after_it_died_while_idle_keeps_windows_open() {
+    for (seed, dies) in [Target::Partition(1), Target::Shard(0), Target::Partition(1)].into_iter().enumerate() {
+        on_one_thread(Plan { idle: true, ..Plan::quiet(90 + seed as u64) }, async move |world| {
+            let halts = seed == 2;
+            let produce = |partitions: &[i32], from: i64, until: i64| {
+                for time in (from..until).step_by(5) {
+                    partitions.iter().for_each(|partition| world.kafka.produce(*partition, time % 7, 1, time));
+                }
+            };
+            let late_closed = || -> u64 {
+                let contents = world.contents.lock().unwrap();
+                let vectors = contents.pointers.values().map(|pointer| &pointer.content.vector);
+                vectors.flat_map(|vector| vector.0.values()).map(|position| position.counts.late_closed).sum()
+            };
+            produce(&[0, 1, 2], 0, 2 * WINDOW);
+            let Living { handle, running, .. } = world.with_budget(if halts { 0 } else { 20 }).start();
+            until("the first records are counted", || world.differences(None).is_empty()).await;
+            until("partition 1 is idle", || world.ledger.idle_at.lock().unwrap().contains_key(&1)).await;
+            let key = world.kafka.partition(1).key;
+            handle.crash(dies);
+            if !halts {
+                assert_eq!(handle.pause(Scope::Partition(key)).await, Wished::Done);
+            }
+            let life = || handle.board().snapshot().partitions[&key].actor.life;
+            until("it stands still", || life() == if halts { Life::Halted } else { Life::Paused }).await;
+            until("all shards are loaded", || {
+                handle.board().snapshot().shards.values().all(|shard| shard.actor.life == Life::Running)
+            })
+            .await;
+            assert_eq!(late_closed(), 0, "nothing came for it while it was idle");
+
+            produce(&[0, 1, 2], 2 * WINDOW, 20 * WINDOW);
+            until("the others are read", || {
+                let (logs, positions) = (world.kafka.logs.lock().unwrap(), committed(&handle));
+                positions.iter().all(|of| [0, 2].iter().all(|partition| of[partition].0 == logs[partition].end))
+            })
+            .await;
+            if halts {
+                assert!(handle.resume(ActorId::Partition(key)).await);
+            } else {
+                assert_eq!(handle.go_on(Scope::Partition(key)).await, Wished::Done);
+            }
+            until("everything is counted once", || world.differences(None).is_empty()).await;
+            assert_eq!(late_closed(), 0, "after {dies:?}");
             handle.stop();
             assert_eq!(running.await.unwrap(), Outcome::Stopped);
         });

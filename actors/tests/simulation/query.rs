@@ -7,7 +7,7 @@
 //! reaches a shard for a window that is closed there.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -66,6 +66,8 @@ pub struct Ledger {
     pub grown_from: i32,
     /// What was rewound.
     pub history: Arc<History>,
+    /// Stages that do not come back.
+    pub hanging: AtomicU64,
     pub broken: Mutex<Vec<String>>,
 }
 
@@ -190,6 +192,7 @@ impl SourceStage for Stage {
                 self.process.kill();
             }
             if value == HANGS {
+                self.ledger.hanging.fetch_add(1, Ordering::SeqCst);
                 loop {
                     std::thread::park();
                 }

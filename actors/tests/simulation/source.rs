@@ -2,11 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use arrow::array::{ArrayRef, Int64Array, RecordBatch};
 use async_trait::async_trait;
 use strandline_actors::ports::{BatchLimit, PartitionReader, Source, SourceBatch, SourceError};
 use strandline_actors::position::{Offset, PartitionKey, Range, SourcePartition};
+use tokio::time::Instant;
 use uuid::Uuid;
 
 use crate::faults::Chance;
@@ -35,6 +37,10 @@ pub struct FakeKafka {
     pub open_transactions: Mutex<BTreeSet<i32>>,
     /// Partitions whose leader is known and gives no records.
     pub withheld: Mutex<BTreeSet<i32>>,
+    /// Partitions that cannot be opened.
+    pub broken: Mutex<BTreeSet<i32>>,
+    /// Partitions whose readers pass for so long over what was aborted.
+    pub aborted: Mutex<BTreeMap<i32, Duration>>,
     pub chance: Arc<Chance>,
 }
 
@@ -46,6 +52,8 @@ impl FakeKafka {
             logs: Mutex::new(logs),
             open_transactions: Mutex::default(),
             withheld: Mutex::default(),
+            broken: Mutex::default(),
+            aborted: Mutex::default(),
             chance,
         }
     }
@@ -108,13 +116,14 @@ impl Source for ProcessKafka {
     async fn open(&self, partition: &SourcePartition, from: Offset) -> Result<Box<dyn PartitionReader>, SourceError> {
         self.process.awaits("open").await;
         self.process.chance.pause(10).await;
-        if self.process.chance.strikes("source cannot be opened", 40) {
+        let broken = self.kafka.broken.lock().unwrap().contains(&partition.key.partition);
+        if broken || self.process.chance.strikes("source cannot be opened", 40) {
             return Err(SourceError::Failed("the fake broker does not answer".into()));
         }
         let partition = partition.key.partition;
         self.process.note(|| format!("reads partition {partition} from {from}"));
         let (kafka, process) = (Arc::clone(&self.kafka), Arc::clone(&self.process));
-        Ok(Box::new(Reader { kafka, process, partition, position: from.0 }))
+        Ok(Box::new(Reader { kafka, process, partition, position: from.0, opened: Instant::now() }))
     }
 }
 
@@ -123,6 +132,7 @@ struct Reader {
     process: Arc<Process>,
     partition: i32,
     position: i64,
+    opened: Instant,
 }
 
 #[async_trait]
@@ -140,7 +150,9 @@ impl PartitionReader for Reader {
         if self.position > 0 && chance.strikes("source rewinds", 400) {
             self.position -= 1 + chance.number(self.position.min(20) as u64) as i64;
         }
-        let withheld = self.kafka.withheld.lock().unwrap().contains(&self.partition);
+        let aborted = self.kafka.aborted.lock().unwrap().get(&self.partition).copied();
+        let withheld = self.kafka.withheld.lock().unwrap().contains(&self.partition)
+            || aborted.is_some_and(|takes| self.opened.elapsed() < takes);
         let most = if withheld { 0 } else { (1 + chance.number(40) as usize).min(limit.rows) };
         let (records, end) = {
             let logs = self.kafka.logs.lock().unwrap();

@@ -34,6 +34,8 @@ pub struct Contents {
     pub notes: HashMap<PartitionKey, (u64, Option<CrashNote>)>,
     /// How long reading a segment takes beside the usual.
     pub reading_takes: std::time::Duration,
+    /// How long moving a pointer takes beside the usual.
+    pub moving_takes: std::time::Duration,
     /// Writes of crash notes so far.
     note_turn: u64,
     pub heartbeats: BTreeMap<Generation, Heartbeat>,
@@ -269,6 +271,10 @@ impl StateStore for FakeStore {
 
     async fn move_pointer(&self, base: Option<Base>, next: &Pointer) -> Result<Moved, StoreError> {
         let (next, truth, process) = (next.clone(), Arc::clone(&self.truth), Arc::clone(&self.process));
+        let takes = self.contents.lock().unwrap().moving_takes;
+        if !takes.is_zero() {
+            tokio::time::sleep(takes).await;
+        }
         self.request("move pointer", move |contents| {
             let moved = contents.moves(base, next.clone(), &truth);
             process.note(|| {
@@ -376,11 +382,12 @@ impl StateStore for FakeStore {
 
     async fn crash_note(&self, key: &PartitionKey) -> Result<Option<CrashNote>, StoreError> {
         let key = *key;
-        self.request("read crash note", move |contents| contents.notes.get(&key).and_then(|note| note.1)).await
+        self.request("read crash note", move |contents| contents.notes.get(&key).and_then(|note| note.1.clone())).await
     }
 
     async fn write_crash_note(&self, key: &PartitionKey, note: Option<&CrashNote>) -> Result<(), StoreError> {
-        let (key, note) = (*key, note.copied());
+        let (key, note) = (*key, note.cloned());
+        let trying = note.as_ref().is_some_and(|note| note.trying.is_some());
         let turn = {
             let mut contents = self.contents.lock().unwrap();
             contents.note_turn += 1;
@@ -389,11 +396,11 @@ impl StateStore for FakeStore {
         self.request("write crash note", move |contents| {
             let held = contents.notes.entry(key).or_default();
             if held.0 < turn {
-                *held = (turn, note);
+                *held = (turn, note.clone());
             }
         })
         .await?;
-        if note.is_some_and(|note| note.trying.is_some()) {
+        if trying {
             // So that something can end between the note and what it is about.
             tokio::time::sleep(std::time::Duration::from_millis(3)).await;
         }

@@ -178,6 +178,12 @@ impl World {
         Self { budget, ..self.copy() }
     }
 
+    /// The same world with so many rows in a batch at most.
+    pub fn with_batches_of(&self, rows: u64) -> Self {
+        let [interval, _, in_flight] = self.tuning;
+        Self { tuning: [interval, rows, in_flight], ..self.copy() }
+    }
+
     /// The same world on threads that are given up after this time.
     pub fn on_threads(&self, threads: usize, stall: Duration) -> Self {
         Self { threads: Some((threads, stall)), ..self.copy() }
