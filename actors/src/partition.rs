@@ -180,7 +180,9 @@ impl PartitionLife {
         let lanes = answers.into_iter().enumerate().map(|(number, answer)| {
             let (shard, answer) = answer?;
             let (incarnation, next) = (answer.shard, answer.position.next);
-            Some(Lane { number, shard, incarnation, next, closed: answer.closed })
+            // While this one reads again what others lack, the shard may close what its watermark of this partition allows.
+            let closed = answer.closed.max(answer.position.watermark);
+            Some(Lane { number, shard, incarnation, next, closed })
         });
         (lanes.collect(), from, watermark)
     }

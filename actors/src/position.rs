@@ -100,7 +100,7 @@ pub struct Counts {
     pub filtered: u64,
     /// Rows that came after the watermark of their own partition had passed their window.
     pub late: u64,
-    /// Rows that were not late by that, but met a window that silence or idleness had closed early.
+    /// Rows that were not late by that, but met a window that was closed while their partition was quiet or not yet found.
     #[serde(default)]
     pub late_closed: u64,
     /// Records that went to the dead letters.

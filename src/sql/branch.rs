@@ -199,9 +199,14 @@ impl Branch {
 
     /// The watermark at which every window is closed that has no later time than this.
     pub(super) fn closed_after(&self, time: i64) -> Option<i64> {
-        let closed = self.window.as_ref()?.window.closed_after(time)?;
+        let inner = &self.window.as_ref()?.window;
+        let closed = inner.closed_after(time)?;
         match &self.then {
-            Some((window, before_end)) => window.closed_after(closed.saturating_sub(*before_end)).max(Some(closed)),
+            Some((window, before_end)) => {
+                // A session is closed a nanosecond past its end.
+                let end = closed.saturating_sub(i64::from(inner.is_session()));
+                window.closed_after(end.saturating_sub(*before_end)).max(Some(closed))
+            }
             None => Some(closed),
         }
     }

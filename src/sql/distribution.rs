@@ -196,7 +196,7 @@ impl Distributor {
             let own = followed.map_or(i64::MIN, |followed| followed.before(*record));
             let verdict = match event_time {
                 Some(event_time) if late(row) => Some((Late::Own(own), event_time.late_rows)),
-                Some(event_time) if closed_early && ends[row] <= closed => {
+                Some(event_time) if closed_early && !branch.expiry.never_late() && ends[row] <= closed => {
                     Some((Late::Closed(closed), event_time.late_rows))
                 }
                 _ => None,
@@ -228,6 +228,13 @@ impl Distributor {
         branch.counters.add(Outcome::LateClosed, too_late[1].len());
         self.late.late(input, offsets, &too_late[0]);
         self.late_closed.late_closed(input, offsets, &too_late[1]);
+        let rows = match &branch.window {
+            Some(life) if closed_early && branch.expiry.never_late() => {
+                let forgotten = shards.iter().map(|shard| input.closed[*shard as usize]);
+                branch.expiry.not_before(&rows, life.column, forgotten).map_err(failed)?
+            }
+            _ => rows,
+        };
         if !keep.contains(&false) {
             return Ok(OnTime { rows, records, shards: every.then_some(shards) });
         }

@@ -6,10 +6,11 @@
 
 use std::sync::Arc;
 
-use arrow::array::{ArrayRef, Int64Array, RecordBatch, StructArray};
+use arrow::array::{ArrayRef, AsArray, Int64Array, RecordBatch, StructArray};
 use arrow::compute::cast;
-use arrow::datatypes::{DataType, Field, Fields, Schema, TimeUnit};
+use arrow::datatypes::{DataType, Field, Fields, Int64Type, Schema, TimeUnit};
 use datafusion::error::DataFusionError;
+use strandline_actors::position::Watermark;
 
 use super::pipeline::batch_of;
 use super::windows::event_time::Followed;
@@ -31,8 +32,8 @@ pub(super) enum Expiry {
     /// So many nanoseconds after its last row.
     AfterLastRow {
         ttl: i64,
-        /// The time is Kafka's and never goes back within a partition, so no row is late. What is from the far future comes
-        /// when the record before it came.
+        /// The time is Kafka's and never goes back: within a partition, and behind what the shard of a row has forgotten. So
+        /// no row is late. What is from the far future comes when the record before it came.
         by_arrival: bool,
     },
 }
@@ -57,6 +58,11 @@ impl Expiry {
         self.time(followed, record).map_or(i64::MAX, |time| time.saturating_add(1))
     }
 
+    /// Whether no row comes too late for what its shard has forgotten.
+    pub(super) fn never_late(&self) -> bool {
+        matches!(self, Self::AfterLastRow { by_arrival: true, .. })
+    }
+
     /// Puts the life that each row gives to its group behind the key columns. Every row has a time.
     pub(super) fn add_lives(
         &self,
@@ -67,15 +73,38 @@ impl Expiry {
     ) -> Result<RecordBatch, DataFusionError> {
         let Self::AfterLastRow { ttl, .. } = self else { return Ok(rows.clone()) };
         let times = records.iter().map(|record| self.time(followed, *record).unwrap_or(i64::MIN));
-        let (starts, ends): (Vec<_>, Vec<_>) = times.map(|time| (time, time.saturating_add(*ttl))).unzip();
-        let bound = |ticks: Vec<i64>| cast(&(Arc::new(Int64Array::from(ticks)) as ArrayRef), &instant());
-        let lives = StructArray::try_new(bounds(), vec![bound(starts)?, bound(ends)?], None)?;
+        let lives = lives(times, *ttl)?;
         let mut columns = rows.columns().to_vec();
-        columns.insert(column, Arc::new(lives));
+        columns.insert(column, lives);
         let mut fields = rows.schema().fields().to_vec();
         fields.insert(column, Arc::new(Field::new(LIFE, life_type(), true)));
         batch_of(&Arc::new(Schema::new(fields)), columns, rows.num_rows())
     }
+
+    /// Lets the rows that would come before what their shards have forgotten come just then. A partition that is found later
+    /// has such rows, and one of which the offsets were moved back: an old life that began anew would pass for the latest.
+    /// (Of what another shard has forgotten nothing follows: that may be further on than this one ever was at these rows.)
+    pub(super) fn not_before(
+        &self,
+        rows: &RecordBatch,
+        column: usize,
+        forgotten: impl Iterator<Item = Watermark>,
+    ) -> Result<RecordBatch, DataFusionError> {
+        let Self::AfterLastRow { ttl, .. } = self else { return Ok(rows.clone()) };
+        let starts = cast(rows.column(column).as_struct().column(0), &DataType::Int64)?;
+        let starts = starts.as_primitive::<Int64Type>().values().iter();
+        let times = starts.zip(forgotten).map(|(start, forgotten)| forgotten.unwrap_or(i64::MIN).max(*start));
+        let mut columns = rows.columns().to_vec();
+        columns[column] = lives(times, *ttl)?;
+        batch_of(&rows.schema(), columns, rows.num_rows())
+    }
+}
+
+/// The lives that rows of these times give to their groups.
+fn lives(times: impl Iterator<Item = i64>, ttl: i64) -> Result<ArrayRef, DataFusionError> {
+    let (starts, ends): (Vec<_>, Vec<_>) = times.map(|time| (time, time.saturating_add(ttl))).unzip();
+    let bound = |ticks: Vec<i64>| cast(&(Arc::new(Int64Array::from(ticks)) as ArrayRef), &instant());
+    Ok(Arc::new(StructArray::try_new(bounds(), vec![bound(starts)?, bound(ends)?], None)?))
 }
 
 fn instant() -> DataType {

@@ -50,7 +50,7 @@ pub(super) struct Bad {
 pub(super) enum Late {
     /// By the watermark of its own partition.
     Own(i64),
-    /// By what its shard had closed when the partition was quiet.
+    /// By what its shard had closed while its partition was quiet, or before it was found.
     Closed(i64),
 }
 
@@ -154,7 +154,8 @@ impl<'a> Lanes<'a> {
             }
             Late::Closed(closed) => {
                 counts.late_closed += 1;
-                format!("late{whose}: windows were closed up to {} while its partition was quiet", shown(closed))
+                let up_to = shown(closed);
+                format!("late{whose}: windows were closed up to {up_to} while its partition was quiet or not yet found")
             }
         };
         if policy == LateRows::DeadLetter {

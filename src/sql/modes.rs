@@ -140,7 +140,7 @@ pub(super) fn check_close_after(sources: &[&SourceTable], queries: &[Closer<'_>]
 
 /// Refuses tables of which some have an event time and some do not: a shard has one watermark, the lowest of all.
 pub(super) fn check_watermarks(sources: &[&SourceTable]) -> Result<(), SqlError> {
-    let by_clock = |source: &&&SourceTable| source.options.watermark.as_ref().is_some_and(|w| is_clock(&w.column));
+    let by_clock = |source: &&&SourceTable| source.by_clock();
     if let Some(clock) = sources.iter().find(by_clock)
         && let Some(other) = sources.iter().find(|source| !by_clock(source))
     {

@@ -41,7 +41,8 @@ impl Notices {
             let offset = offsets[*record as usize];
             tracing::warn!(
                 partition = %input.partition, offset, closed, records,
-                "rows came for windows that were closed while their partition was quiet; this is one of them"
+                "rows came for windows that were closed while their partition was quiet or not yet found; this is one of \
+                 them"
             );
         }
     }

@@ -170,6 +170,16 @@ fn build(statements: &Statements, checked: &[Checked<'_>]) -> Result<Plan, SqlEr
                 "{name}all groups of a window {what}: one shard does all the work, and the others have nothing to do"
             ));
         }
+        let timed = own.iter().filter(|(_, branch)| branch.timed && branch.window.is_none());
+        let timed = timed.map(|(source, _)| readings[*source].table).find(|table| !table.by_clock());
+        if let Some(table) = timed {
+            let name = if one { String::new() } else { format!("{tag}: ") };
+            notices.push(format!(
+                "{name}without a window, too, a row whose time is before the watermark of {} is late, and left out; to take every \
+                 row, read the topic in a pipeline without 'watermark.column'",
+                table.name
+            ));
+        }
         for (source, branch) in own {
             branches[source].push(Branch { insert: (!one).then_some(number), ..branch });
         }

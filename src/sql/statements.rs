@@ -23,6 +23,7 @@ use datafusion::sql::sqlparser::ast::{
 };
 use futures::FutureExt;
 
+use super::clock::is_clock;
 use super::error::{Place, SqlError, Text};
 use super::metadata::{Metadata, narrow_wildcards, plain_name};
 use super::options::{self, KafkaOptions, SinkOptions, Told};
@@ -39,6 +40,13 @@ pub(super) struct SourceTable {
     pub(super) columns: SchemaRef,
     pub(super) options: KafkaOptions,
     pub(super) place: Option<Place>,
+}
+
+impl SourceTable {
+    /// Whether its watermark is that of the clock, by which no row is late.
+    pub(super) fn by_clock(&self) -> bool {
+        self.options.watermark.as_ref().is_some_and(|watermark| is_clock(&watermark.column))
+    }
 }
 
 /// One `INSERT INTO ... SELECT`.
@@ -94,6 +102,8 @@ fn config() -> SessionConfig {
     // VARCHAR is Utf8, the type in which values are decoded and rows are written.
     parser.map_string_types_to_utf8view = false;
     parser.collect_spans = true;
+    // As in Spark and Flink: otherwise the last row by time would for ever be one without a time.
+    parser.default_null_ordering = "nulls_min".to_owned();
     config
 }
 

@@ -41,7 +41,7 @@ pub struct RowCounts {
     pub filtered: u64,
     /// Rows that were late by the watermark of their own partition.
     pub late: u64,
-    /// Rows whose window was closed while their partition was quiet.
+    /// Rows whose window was closed while their partition was quiet or not yet found.
     pub late_closed: u64,
 }
 

@@ -3,7 +3,7 @@
 use datafusion::common::ScalarValue;
 use strandline_actors::ports::StageError;
 
-use super::harness::{Dice, Pipeline, Record, assert_rows, batch_engine, decoded, log, refused};
+use super::harness::{Dice, Pipeline, Record, assert_rows, batch_engine, decoded, each_way, log, planned, refused};
 
 const ORDERS: &str = "CREATE EXTERNAL TABLE orders (k VARCHAR, j BIGINT, i BIGINT, n INT, d DOUBLE, e DOUBLE, \
      m DECIMAL(18,4), s VARCHAR, b BOOLEAN, t TIMESTAMP(3), day DATE) STORED AS JSON LOCATION 'kafka://orders';";
@@ -45,7 +45,7 @@ fn order(dice: &mut Dice) -> String {
 
 /// Runs a query in many ways and compares each result with the batch engine's.
 fn check(columns: &str, key: &str, select: &str) {
-    for seed in 0..4 {
+    for seed in 0..2 {
         let mut dice = Dice::new(seed);
         let shards = 1 + dice.below(4);
         let logs = orders(&mut dice, 1 + seed as usize % 3, 400);
@@ -53,17 +53,18 @@ fn check(columns: &str, key: &str, select: &str) {
             "{ORDERS} CREATE EXTERNAL TABLE result ({columns}, PRIMARY KEY ({key})) STORED AS TABLE LOCATION 'console://'; \
              INSERT INTO result {select}"
         );
-        let mut pipeline = Pipeline::new(&sql, shards, logs.len());
-        pipeline.run(&logs, &mut dice);
-        assert!(pipeline.letters.is_empty(), "{:?}", pipeline.letters.first());
-        let declared = declared(&pipeline);
-        let expected = batch_engine(select, decoded(&declared, &logs), &pipeline.plan.inserts[0].sink.schema);
+        let expected = batch_engine(select, decoded(&declared(), &logs), &planned(&sql).inserts[0].sink.schema);
         assert!(!expected.is_empty());
-        assert_rows(&pipeline, expected);
+        each_way(|| {
+            let mut pipeline = Pipeline::new(&sql, shards, logs.len());
+            pipeline.run(&logs, &mut dice);
+            assert!(pipeline.letters.is_empty(), "{:?}", pipeline.letters.first());
+            assert_rows(&pipeline, expected.clone());
+        });
     }
 }
 
-fn declared(_pipeline: &Pipeline) -> arrow::datatypes::SchemaRef {
+fn declared() -> arrow::datatypes::SchemaRef {
     use arrow::datatypes::{DataType, Field, Schema, TimeUnit};
     let columns = [
         ("k", DataType::Utf8),
@@ -233,187 +234,202 @@ fn count_distinct_of_a_hundred_thousand_values() {
 /// Values that SQL calls equal are one group, on one shard.
 #[test]
 fn zero_and_nan_are_one_group_each() {
-    let sql = "CREATE EXTERNAL TABLE orders (v VARCHAR) STORED AS JSON LOCATION 'kafka://orders';
+    each_way(|| {
+        let sql = "CREATE EXTERNAL TABLE orders (v VARCHAR) STORED AS JSON LOCATION 'kafka://orders';
         CREATE EXTERNAL TABLE result (d DOUBLE, n BIGINT, PRIMARY KEY (d)) STORED AS TABLE LOCATION 'console://';
         INSERT INTO result SELECT cast(v AS DOUBLE), count(*) FROM orders GROUP BY cast(v AS DOUBLE)";
-    let values = ["0.0", "-0.0", "NaN", "-NaN", "0", "1"];
-    let mut pipeline = Pipeline::new(sql, 4, 1);
-    let log = log(values.map(|value| format!("{{\"v\":\"{value}\"}}")));
-    (0..6).for_each(|at| pipeline.batch(0, &log, at, at + 1));
-    pipeline.checkpoint_all();
-    let rows = pipeline.rows.values().map(|row| format!("{} {}", row[0], row[1])).collect::<Vec<_>>();
-    assert_eq!(rows, ["0 3", "1 1", "NaN 2"]);
+        let values = ["0.0", "-0.0", "NaN", "-NaN", "0", "1"];
+        let mut pipeline = Pipeline::new(sql, 4, 1);
+        let log = log(values.map(|value| format!("{{\"v\":\"{value}\"}}")));
+        (0..6).for_each(|at| pipeline.batch(0, &log, at, at + 1));
+        pipeline.checkpoint_all();
+        let rows = pipeline.rows.values().map(|row| format!("{} {}", row[0], row[1])).collect::<Vec<_>>();
+        assert_eq!(rows, ["0 3", "1 1", "NaN 2"]);
+    });
 }
 
 /// Of NaN, infinities and both zeros the lowest, the highest and the middle are the same however the log is cut: by the
 /// total order in which every NaN is one, above all numbers.
 #[test]
 fn bounds_of_floats_do_not_depend_on_cuts() {
-    const VALUES: [&str; 9] = ["NaN", "-NaN", "inf", "-inf", "0.0", "-0.0", "1.5", "-3e300", "2"];
-    let sql = "CREATE EXTERNAL TABLE orders (k VARCHAR, v VARCHAR) STORED AS JSON LOCATION 'kafka://orders';
+    each_way(|| {
+        const VALUES: [&str; 9] = ["NaN", "-NaN", "inf", "-inf", "0.0", "-0.0", "1.5", "-3e300", "2"];
+        let sql = "CREATE EXTERNAL TABLE orders (k VARCHAR, v VARCHAR) STORED AS JSON LOCATION 'kafka://orders';
         CREATE EXTERNAL TABLE result (k VARCHAR, low DOUBLE, high DOUBLE, low4 REAL, high4 REAL, some DOUBLE, middle DOUBLE,
           PRIMARY KEY (k)) STORED AS TABLE LOCATION 'console://';
         INSERT INTO result SELECT k, min(d), max(d), min(r), max(r), max(d) FILTER (WHERE v <> 'inf'), median(d)
           FROM (SELECT k, v, CAST(v AS DOUBLE) AS d, CAST(v AS REAL) AS r FROM orders) GROUP BY k";
-    let one_nan = |value: f64| if value.is_nan() { f64::NAN } else { value };
-    for seed in 0..8 {
-        let mut dice = Dice::new(seed);
-        let drawn: Vec<_> =
-            (0..300).map(|_| (dice.below(90), dice.chance(90).then(|| dice.below(VALUES.len())))).collect();
-        let records = drawn.iter().map(|(k, v)| match v {
-            Some(v) => format!("{{\"k\":\"k{k}\",\"v\":\"{}\"}}", VALUES[*v]),
-            None => format!("{{\"k\":\"k{k}\"}}"),
-        });
-        let logs = vec![log(records)];
-        let mut pipeline = Pipeline::new(sql, 1 + dice.below(3), 1);
-        pipeline.run(&logs, &mut dice);
-        for row in pipeline.rows.values() {
-            let of_key = drawn.iter().filter(|(k, _)| row[0].to_string() == format!("k{k}")).filter_map(|(_, v)| *v);
-            let sorted = |wanted: &dyn Fn(&str) -> bool| {
-                let mut values: Vec<_> = of_key.clone().map(|v| VALUES[v]).filter(|v| wanted(v)).collect();
-                values.sort_by(|a, b| one_nan(a.parse().unwrap()).total_cmp(&one_nan(b.parse().unwrap())));
-                values.into_iter().map(|value| one_nan(value.parse().unwrap())).collect::<Vec<f64>>()
-            };
-            let (all, some) = (sorted(&|_| true), sorted(&|value| value != "inf"));
-            let bits = |value: &ScalarValue| match value {
-                ScalarValue::Float64(value) => value.map(f64::to_bits),
-                ScalarValue::Float32(value) => value.map(|value| u64::from(value.to_bits())),
-                other => panic!("{other:?}"),
-            };
-            let double = |value: Option<&f64>| value.map(|value| value.to_bits());
-            let real = |value: Option<&f64>| value.map(|value| u64::from((*value as f32).to_bits()));
-            let found: Vec<_> = row[1..6].iter().map(bits).collect();
-            let wanted =
-                [double(all.first()), double(all.last()), real(all.first()), real(all.last()), double(some.last())];
-            assert_eq!(found, wanted, "{row:?} of {all:?}");
-            let middle = match all.len() {
-                0 => None,
-                odd if odd % 2 == 1 => Some(all[odd / 2]),
-                even => Some((all[even / 2 - 1] + all[even / 2]) / 2.0),
-            };
-            let ScalarValue::Float64(found) = row[6] else { panic!("{row:?}") };
-            let same = found == middle || found.zip(middle).is_some_and(|(a, b)| a.is_nan() && b.is_nan());
-            assert!(same, "the median is {found:?} of {all:?}");
+        let one_nan = |value: f64| if value.is_nan() { f64::NAN } else { value };
+        for seed in 0..3 {
+            let mut dice = Dice::new(seed);
+            let drawn: Vec<_> =
+                (0..300).map(|_| (dice.below(90), dice.chance(90).then(|| dice.below(VALUES.len())))).collect();
+            let records = drawn.iter().map(|(k, v)| match v {
+                Some(v) => format!("{{\"k\":\"k{k}\",\"v\":\"{}\"}}", VALUES[*v]),
+                None => format!("{{\"k\":\"k{k}\"}}"),
+            });
+            let logs = vec![log(records)];
+            let mut pipeline = Pipeline::new(sql, 1 + dice.below(3), 1);
+            pipeline.run(&logs, &mut dice);
+            for row in pipeline.rows.values() {
+                let of_key =
+                    drawn.iter().filter(|(k, _)| row[0].to_string() == format!("k{k}")).filter_map(|(_, v)| *v);
+                let sorted = |wanted: &dyn Fn(&str) -> bool| {
+                    let mut values: Vec<_> = of_key.clone().map(|v| VALUES[v]).filter(|v| wanted(v)).collect();
+                    values.sort_by(|a, b| one_nan(a.parse().unwrap()).total_cmp(&one_nan(b.parse().unwrap())));
+                    values.into_iter().map(|value| one_nan(value.parse().unwrap())).collect::<Vec<f64>>()
+                };
+                let (all, some) = (sorted(&|_| true), sorted(&|value| value != "inf"));
+                let bits = |value: &ScalarValue| match value {
+                    ScalarValue::Float64(value) => value.map(f64::to_bits),
+                    ScalarValue::Float32(value) => value.map(|value| u64::from(value.to_bits())),
+                    other => panic!("{other:?}"),
+                };
+                let double = |value: Option<&f64>| value.map(|value| value.to_bits());
+                let real = |value: Option<&f64>| value.map(|value| u64::from((*value as f32).to_bits()));
+                let found: Vec<_> = row[1..6].iter().map(bits).collect();
+                let wanted =
+                    [double(all.first()), double(all.last()), real(all.first()), real(all.last()), double(some.last())];
+                assert_eq!(found, wanted, "{row:?} of {all:?}");
+                let middle = match all.len() {
+                    0 => None,
+                    odd if odd % 2 == 1 => Some(all[odd / 2]),
+                    even => Some((all[even / 2 - 1] + all[even / 2]) / 2.0),
+                };
+                let ScalarValue::Float64(found) = row[6] else { panic!("{row:?}") };
+                let same = found == middle || found.zip(middle).is_some_and(|(a, b)| a.is_nan() && b.is_nan());
+                assert!(same, "the median is {found:?} of {all:?}");
+            }
         }
-    }
+    });
 }
 
 /// A group that comes beside one that is there already, and has no values: all of its aggregates are NULL, also where it is a
 /// session.
 #[test]
 fn a_group_of_nulls_alone_has_null_whatever_was_there_before() {
-    let calls = "sum(v), min(v), max(v), avg(v), bit_and(v), bit_or(v), bit_xor(v), bool_and(v > 0), bool_or(v > 0), sum(DISTINCT v)";
-    let results =
-        "a BIGINT, b BIGINT, c BIGINT, d DOUBLE, e BIGINT, f BIGINT, g BIGINT, h BOOLEAN, i BOOLEAN, j BIGINT";
-    let tables = |key: &str, mode: &str| {
-        format!(
+    each_way(|| {
+        let calls = "sum(v), min(v), max(v), avg(v), bit_and(v), bit_or(v), bit_xor(v), bool_and(v > 0), bool_or(v > 0), sum(DISTINCT v)";
+        let results =
+            "a BIGINT, b BIGINT, c BIGINT, d DOUBLE, e BIGINT, f BIGINT, g BIGINT, h BOOLEAN, i BOOLEAN, j BIGINT";
+        let tables = |key: &str, mode: &str| {
+            format!(
             "CREATE EXTERNAL TABLE orders (k VARCHAR, v BIGINT, ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://orders'
                OPTIONS ('json.timestamp.unit' 'millis', 'watermark.column' 'ts', 'watermark.delay' '100 milliseconds');
              CREATE EXTERNAL TABLE result (k VARCHAR, {results}{key}) STORED AS TABLE LOCATION 'console://'
                OPTIONS ('output.mode' '{mode}'); INSERT INTO result SELECT k, {calls} FROM orders GROUP BY k"
         )
-    };
-    let order = |k: &str, v: &str, ts: i64| format!("{{\"k\":\"{k}\",\"v\":{v},\"ts\":{ts}}}");
-    let session = ", session_window(ts, '50 milliseconds')";
-    for sql in [tables(", PRIMARY KEY (k)", "update"), tables("", "append") + session] {
-        let mut pipeline = Pipeline::new(&sql, 1, 1);
-        let log = log([order("a", "1", 10), order("a", "2", 20), order("b", "null", 20), order("c", "1", 1000)]);
-        for (from, until) in [(0, 1), (1, 3), (3, 4)] {
-            pipeline.batch(0, &log, from, until);
-            pipeline.checkpoint_all();
+        };
+        let order = |k: &str, v: &str, ts: i64| format!("{{\"k\":\"{k}\",\"v\":{v},\"ts\":{ts}}}");
+        let session = ", session_window(ts, '50 milliseconds')";
+        for sql in [tables(", PRIMARY KEY (k)", "update"), tables("", "append") + session] {
+            let mut pipeline = Pipeline::new(&sql, 1, 1);
+            let log = log([order("a", "1", 10), order("a", "2", 20), order("b", "null", 20), order("c", "1", 1000)]);
+            for (from, until) in [(0, 1), (1, 3), (3, 4)] {
+                pipeline.batch(0, &log, from, until);
+                pipeline.checkpoint_all();
+            }
+            let nulls: Vec<_> = pipeline.rows.values().filter(|row| row[0].to_string() == "b").collect();
+            assert_eq!(nulls.len(), 1);
+            assert!(nulls[0][1..].iter().all(ScalarValue::is_null), "{nulls:?}");
         }
-        let nulls: Vec<_> = pipeline.rows.values().filter(|row| row[0].to_string() == "b").collect();
-        assert_eq!(nulls.len(), 1);
-        assert!(nulls[0][1..].iter().all(ScalarValue::is_null), "{nulls:?}");
-    }
+    });
 }
 
 /// Sums that their type does not hold: the shard halts and names the group, and what only passes through the end of the range
 /// is exact, however the log is cut.
 #[test]
 fn a_sum_that_does_not_fit_halts_and_names_the_group() {
-    let of = |call: &str, result: &str| {
-        format!(
+    each_way(|| {
+        let of = |call: &str, result: &str| {
+            format!(
             "CREATE EXTERNAL TABLE orders (k VARCHAR, i BIGINT, u BIGINT UNSIGNED, w DECIMAL(38,10), m DECIMAL(30,2), t TIMESTAMP)
                STORED AS JSON LOCATION 'kafka://orders';
              CREATE EXTERNAL TABLE result (k VARCHAR, v {result}, PRIMARY KEY (k)) STORED AS TABLE LOCATION 'console://';
              INSERT INTO result SELECT k, {call} FROM orders GROUP BY k"
         )
-    };
-    let (wide, m) = ("9".repeat(28), "9".repeat(28));
-    let orders = |values: &[i64]| {
-        log(values.iter().map(|i| {
+        };
+        let (wide, m) = ("9".repeat(28), "9".repeat(28));
+        let orders = |values: &[i64]| {
+            log(values.iter().map(|i| {
             let sign = if *i < 0 { "-" } else { "" };
             let u = if *i == i64::MAX { u64::MAX } else { i.unsigned_abs() };
             format!("{{\"k\":\"a\",\"i\":{i},\"u\":{u},\"w\":\"{sign}{wide}\",\"m\":\"{sign}{m}.99\",\"t\":\"2100-01-01T00:00:00\"}}")
         }))
-    };
-    let since = "sum(t - to_timestamp('1900-01-01T00:00:00'))";
-    let cases = [
-        ("sum(i)", "BIGINT"),
-        ("sum(DISTINCT i)", "BIGINT"),
-        ("sum(u)", "BIGINT UNSIGNED"),
-        ("sum(w)", "DECIMAL(38,10)"),
-        ("avg(w)", "DECIMAL(38,14)"),
-        (&format!("arrow_cast({since}, 'Int64')"), "BIGINT"),
-    ];
-    for (call, result) in cases {
-        let log = orders(&[i64::MAX, 1]);
-        for cut in [1, 2] {
-            let mut pipeline = Pipeline::new(&of(call, result), 1, 1);
-            (0..2).step_by(cut).for_each(|at| pipeline.batch(0, &log, at, at + cut as i64));
-            let Err(error) = pipeline.try_checkpoint(0) else { panic!("{call} has a result") };
-            assert!(matches!(&error, StageError::Halt(why) if why.contains("group (a)")), "{call}: {error:?}");
-        }
-    }
-    let told = refused(&of("sum(CAST(i AS DECIMAL(70,0)))", "DECIMAL(76,0)"));
-    assert!(told.contains("of numbers of more than 65 digits a sum could overflow"), "{told}");
-    for (call, result) in cases.into_iter().take(2).chain([("sum(w)", "DECIMAL(38,10)"), ("sum(m)", "DECIMAL(38,2)")]) {
-        let log = orders(&[i64::MAX, 1, -1, -5, 5]);
-        for seed in 0..4 {
-            let mut pipeline = Pipeline::new(&of(call, result), 1, 1);
-            if seed == 0 {
-                pipeline.batch(0, &log, 0, 5);
-                pipeline.checkpoint_all();
-            } else {
-                (0..5).for_each(|at| pipeline.batch(0, &log, at, at + 1));
-                pipeline.checkpoint_all();
-                pipeline.restart(0);
+        };
+        let since = "sum(t - to_timestamp('1900-01-01T00:00:00'))";
+        let cases = [
+            ("sum(i)", "BIGINT"),
+            ("sum(DISTINCT i)", "BIGINT"),
+            ("sum(u)", "BIGINT UNSIGNED"),
+            ("sum(w)", "DECIMAL(38,10)"),
+            ("avg(w)", "DECIMAL(38,14)"),
+            (&format!("arrow_cast({since}, 'Int64')"), "BIGINT"),
+        ];
+        for (call, result) in cases {
+            let log = orders(&[i64::MAX, 1]);
+            for cut in [1, 2] {
+                let mut pipeline = Pipeline::new(&of(call, result), 1, 1);
+                (0..2).step_by(cut).for_each(|at| pipeline.batch(0, &log, at, at + cut as i64));
+                let Err(error) = pipeline.try_checkpoint(0) else { panic!("{call} has a result") };
+                assert!(matches!(&error, StageError::Halt(why) if why.contains("group (a)")), "{call}: {error:?}");
             }
-            let shown: Vec<_> = pipeline.rows.values().map(|row| row[1].to_string()).collect();
-            let wanted = match call {
-                "sum(w)" => ScalarValue::Decimal128(Some((10_i128.pow(28) - 1) * 10_i128.pow(10)), 38, 10).to_string(),
-                "sum(m)" => ScalarValue::Decimal128(Some(10_i128.pow(30) - 1), 38, 2).to_string(),
-                _ => i64::MAX.to_string(),
-            };
-            assert_eq!(shown, [wanted], "{call}");
         }
-    }
+        let told = refused(&of("sum(CAST(i AS DECIMAL(70,0)))", "DECIMAL(76,0)"));
+        assert!(told.contains("of numbers of more than 65 digits a sum could overflow"), "{told}");
+        for (call, result) in
+            cases.into_iter().take(2).chain([("sum(w)", "DECIMAL(38,10)"), ("sum(m)", "DECIMAL(38,2)")])
+        {
+            let log = orders(&[i64::MAX, 1, -1, -5, 5]);
+            for seed in 0..4 {
+                let mut pipeline = Pipeline::new(&of(call, result), 1, 1);
+                if seed == 0 {
+                    pipeline.batch(0, &log, 0, 5);
+                    pipeline.checkpoint_all();
+                } else {
+                    (0..5).for_each(|at| pipeline.batch(0, &log, at, at + 1));
+                    pipeline.checkpoint_all();
+                    pipeline.restart(0);
+                }
+                let shown: Vec<_> = pipeline.rows.values().map(|row| row[1].to_string()).collect();
+                let wanted = match call {
+                    "sum(w)" => {
+                        ScalarValue::Decimal128(Some((10_i128.pow(28) - 1) * 10_i128.pow(10)), 38, 10).to_string()
+                    }
+                    "sum(m)" => ScalarValue::Decimal128(Some(10_i128.pow(30) - 1), 38, 2).to_string(),
+                    _ => i64::MAX.to_string(),
+                };
+                assert_eq!(shown, [wanted], "{call}");
+            }
+        }
+    });
 }
 
 /// Values that SQL calls equal are one group inside structs and lists too.
 #[test]
 fn zero_and_nan_are_one_group_each_within_structs_and_lists() {
-    let keys = [
-        ("STRUCT<d DOUBLE, n BIGINT>", "named_struct('d', CAST(v AS DOUBLE), 'n', 1)"),
-        ("DOUBLE[]", "make_array(CAST(v AS DOUBLE), 1.5)"),
-        ("STRUCT<l REAL[]>", "named_struct('l', make_array(CAST(v AS REAL)))"),
-    ];
-    for (data_type, key) in keys {
-        let sql = format!(
+    each_way(|| {
+        let keys = [
+            ("STRUCT<d DOUBLE, n BIGINT>", "named_struct('d', CAST(v AS DOUBLE), 'n', 1)"),
+            ("DOUBLE[]", "make_array(CAST(v AS DOUBLE), 1.5)"),
+            ("STRUCT<l REAL[]>", "named_struct('l', make_array(CAST(v AS REAL)))"),
+        ];
+        for (data_type, key) in keys {
+            let sql = format!(
             "CREATE EXTERNAL TABLE orders (v VARCHAR) STORED AS JSON LOCATION 'kafka://orders';
              CREATE EXTERNAL TABLE result (d {data_type}, n BIGINT, PRIMARY KEY (d)) STORED AS TABLE LOCATION 'console://';
              INSERT INTO result SELECT {key}, count(*) FROM orders GROUP BY {key}"
         );
-        let values = ["0.0", "-0.0", "NaN", "-NaN", "0", "1"];
-        let mut pipeline = Pipeline::new(&sql, 4, 1);
-        let log = log(values.map(|value| format!("{{\"v\":\"{value}\"}}")));
-        (0..6).for_each(|at| pipeline.batch(0, &log, at, at + 1));
-        pipeline.checkpoint_all();
-        let mut counts: Vec<_> = pipeline.rows.values().map(|row| row[1].to_string()).collect();
-        counts.sort();
-        assert_eq!(counts, ["1", "2", "3"], "{data_type}: {:?}", pipeline.rows);
-    }
+            let values = ["0.0", "-0.0", "NaN", "-NaN", "0", "1"];
+            let mut pipeline = Pipeline::new(&sql, 4, 1);
+            let log = log(values.map(|value| format!("{{\"v\":\"{value}\"}}")));
+            (0..6).for_each(|at| pipeline.batch(0, &log, at, at + 1));
+            pipeline.checkpoint_all();
+            let mut counts: Vec<_> = pipeline.rows.values().map(|row| row[1].to_string()).collect();
+            counts.sort();
+            assert_eq!(counts, ["1", "2", "3"], "{data_type}: {:?}", pipeline.rows);
+        }
+    });
 }
 
 /// What cannot run is refused before anything runs, with the place of the query.

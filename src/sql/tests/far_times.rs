@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use datafusion::common::ScalarValue;
 
-use super::harness::{Dice, Pipeline, Record, assert_rows, log};
+use super::harness::{Dice, Pipeline, Record, assert_rows, each_way, log};
 
 /// 0001-01-01, 1600-01-01, 2023-11-14 and 9999-12-31, in seconds.
 const BASES: [i64; 4] = [-62_135_596_800, -11_676_096_000, 1_700_000_000, 253_402_300_700];
@@ -82,13 +82,13 @@ fn row(precision: &str, start: i64, k: usize, n: i64) -> Vec<ScalarValue> {
 /// Runs a query in several ways over logs whose late rows and closed windows are known.
 fn check(text: &str, logs: &[Vec<(usize, i64)>], expected: &[Vec<ScalarValue>], late: u64, dice: &mut Dice) {
     let logs: Vec<_> = logs.iter().map(|orders| records(orders)).collect();
-    for _ in 0..4 {
+    each_way(|| {
         let mut pipeline = Pipeline::new(text, 1 + dice.below(3), logs.len());
         pipeline.run(&logs, dice);
         assert_rows(&pipeline, expected.to_vec());
         assert_eq!((pipeline.counts.late, pipeline.letters.len()), (late, 0));
         assert!(pipeline.written.values().all(|times| *times == 1), "each window is written once");
-    }
+    });
 }
 
 #[test]
@@ -163,15 +163,17 @@ fn sessions_of_times_that_nanoseconds_do_not_hold() {
 /// forgotten; and the first of a partition is not.
 #[test]
 fn a_time_of_the_year_1_is_a_time() {
-    let keyed = "k VARCHAR, n BIGINT, PRIMARY KEY (k)) STORED AS CQL LOCATION 'cassandra://shop/result'";
-    for sink in [keyed.to_owned(), format!("{keyed} OPTIONS ('state.ttl' '1 hour')")] {
-        let mut pipeline = Pipeline::new(&sql("3", "SELECT k, count(*) FROM orders GROUP BY k", &sink), 2, 1);
-        let log = records(&[(0, BASES[0]), (0, BASES[0] + 1), (1, BASES[2]), (0, BASES[0]), (1, BASES[1])]);
-        pipeline.batch(0, &log, 0, 5);
-        pipeline.checkpoint_all();
-        assert_eq!((pipeline.counts.late, pipeline.letters.len()), (2, 0), "{:?}", pipeline.letters);
-        let mut rows: Vec<_> = pipeline.rows.values().map(|row| format!("{} {}", row[0], row[1])).collect();
-        rows.sort();
-        assert_eq!(rows, ["k0 2", "k1 1"]);
-    }
+    each_way(|| {
+        let keyed = "k VARCHAR, n BIGINT, PRIMARY KEY (k)) STORED AS CQL LOCATION 'cassandra://shop/result'";
+        for sink in [keyed.to_owned(), format!("{keyed} OPTIONS ('state.ttl' '1 hour')")] {
+            let mut pipeline = Pipeline::new(&sql("3", "SELECT k, count(*) FROM orders GROUP BY k", &sink), 2, 1);
+            let log = records(&[(0, BASES[0]), (0, BASES[0] + 1), (1, BASES[2]), (0, BASES[0]), (1, BASES[1])]);
+            pipeline.batch(0, &log, 0, 5);
+            pipeline.checkpoint_all();
+            assert_eq!((pipeline.counts.late, pipeline.letters.len()), (2, 0), "{:?}", pipeline.letters);
+            let mut rows: Vec<_> = pipeline.rows.values().map(|row| format!("{} {}", row[0], row[1])).collect();
+            rows.sort();
+            assert_eq!(rows, ["k0 2", "k1 1"]);
+        }
+    });
 }

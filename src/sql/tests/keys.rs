@@ -2,7 +2,7 @@
 
 use strandline_actors::ports::Change;
 
-use super::harness::{Pipeline, Record, log, planned, refused, run_stage, values};
+use super::harness::{Pipeline, Record, each_way, log, planned, refused, run_stage, values};
 
 fn sql(columns: &str, select: &str) -> String {
     format!(
@@ -102,23 +102,25 @@ fn keys_that_do_not() {
 /// Without aggregation one row is written per key and checkpoint, the last that came; all rows of a key have one shard.
 #[test]
 fn rows_of_a_key_replace_each_other() {
-    let sql = sql("item VARCHAR PRIMARY KEY, amount DOUBLE", "SELECT item, amount FROM orders");
-    let mut pipeline = Pipeline::new(&sql, 3, 1);
-    let value = |item: usize, amount: usize| format!("{{\"item\":\"i{item}\",\"amount\":{amount}}}");
-    let log = log((0..30).map(|n| value(n % 4, n)));
-    for from in [0, 10, 20] {
-        pipeline.batch(0, &log, from, from + 10);
-    }
-    let output = pipeline.checkpoint_all();
-    let mut rows: Vec<_> = output
-        .iter()
-        .flat_map(|output| (0..output.rows.num_rows()).map(|row| values(&output.rows, row)))
-        .map(|row| format!("{} {}", row[0], row[1]))
-        .collect();
-    rows.sort();
-    assert_eq!(rows, ["i0 28", "i1 29", "i2 26", "i3 27"]);
-    assert!(output.iter().all(|output| output.change == Change::Upsert));
-    assert!(pipeline.checkpoint_all().is_empty(), "nothing is written twice");
+    each_way(|| {
+        let sql = sql("item VARCHAR PRIMARY KEY, amount DOUBLE", "SELECT item, amount FROM orders");
+        let mut pipeline = Pipeline::new(&sql, 3, 1);
+        let value = |item: usize, amount: usize| format!("{{\"item\":\"i{item}\",\"amount\":{amount}}}");
+        let log = log((0..30).map(|n| value(n % 4, n)));
+        for from in [0, 10, 20] {
+            pipeline.batch(0, &log, from, from + 10);
+        }
+        let output = pipeline.checkpoint_all();
+        let mut rows: Vec<_> = output
+            .iter()
+            .flat_map(|output| (0..output.rows.num_rows()).map(|row| values(&output.rows, row)))
+            .map(|row| format!("{} {}", row[0], row[1]))
+            .collect();
+        rows.sort();
+        assert_eq!(rows, ["i0 28", "i1 29", "i2 26", "i3 27"]);
+        assert!(output.iter().all(|output| output.change == Change::Upsert));
+        assert!(pipeline.checkpoint_all().is_empty(), "nothing is written twice");
+    });
 }
 
 #[test]

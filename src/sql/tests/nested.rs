@@ -3,7 +3,7 @@
 
 use arrow::datatypes::{DataType, Field, Schema, TimeUnit};
 
-use super::harness::{Dice, Pipeline, Record, assert_rows, batch_engine, decoded, log, planned, refused};
+use super::harness::{Dice, Pipeline, Record, assert_rows, batch_engine, decoded, each_way, log, planned, refused};
 
 const DELAY: i64 = 40;
 const APPEND: &str = " OPTIONS ('output.mode' 'append')";
@@ -70,7 +70,7 @@ fn check(columns: &str, sink: &str, select: &str, (size, slide): (i64, i64), ref
         let expected = batch_engine(&until(&watermark.to_string()), rows.clone(), sink);
         let at_last = batch_engine(&until("1000000"), rows, sink);
         let append = text.contains("'append'");
-        for _ in 0..4 {
+        each_way(|| {
             let mut pipeline = Pipeline::new(&text, 1 + dice.below(3), logs.len());
             pipeline.run(&logs, &mut dice);
             assert!(pipeline.rows.len() > 1, "{} rows", pipeline.rows.len());
@@ -86,7 +86,7 @@ fn check(columns: &str, sink: &str, select: &str, (size, slide): (i64, i64), ref
                 );
                 assert_eq!(pipeline.keys(), 0, "closed windows are gone");
             }
-        }
+        });
     }
 }
 
@@ -201,54 +201,75 @@ fn ranks_over_a_second_aggregation() {
 /// Sessions are closed at their own times, and go into the window in which they end.
 #[test]
 fn windows_over_closed_sessions() {
-    let columns = "start TIMESTAMP(3), k VARCHAR, sessions BIGINT, rows BIGINT, PRIMARY KEY (start, k)";
-    let text = |time: &str, sink: &str| {
-        tables(columns, sink)
-            + &format!(
-                "SELECT window.start, k, count(*), sum(n) FROM (
+    each_way(|| {
+        let columns = "start TIMESTAMP(3), k VARCHAR, sessions BIGINT, rows BIGINT, PRIMARY KEY (start, k)";
+        let text = |time: &str, sink: &str| {
+            tables(columns, sink)
+                + &format!(
+                    "SELECT window.start, k, count(*), sum(n) FROM (
                    SELECT session_window, session_window.end AS e, k, count(*) AS n FROM orders
                    GROUP BY session_window(ts, '4 milliseconds'), k) GROUP BY window({time}, '50 milliseconds'), k"
-            )
-    };
-    for (time, back) in [("e", 0), ("session_window", 1)] {
-        for seed in 0..4 {
-            let mut dice = Dice::new(seed);
-            let (logs, watermark) = logs(&mut dice);
-            let mut times = std::collections::BTreeMap::<String, Vec<i64>>::new();
-            for record in logs.iter().flatten() {
-                let order: serde_json::Value = serde_json::from_slice(record.value.as_ref().unwrap()).unwrap();
-                times.entry(order["k"].as_str().unwrap().into()).or_default().push(order["ts"].as_i64().unwrap());
-            }
-            let mut wanted = std::collections::BTreeMap::<(i64, String), (i64, i64)>::new();
-            for (k, mut times) in times {
-                times.sort_unstable();
-                for session in times.chunk_by(|earlier, later| later - earlier <= 4) {
-                    let start = (session[session.len() - 1] + 4 - back).div_euclid(50) * 50;
-                    let (sessions, rows) = wanted.entry((start, k.clone())).or_default();
-                    (*sessions, *rows) = (*sessions + 1, *rows + session.len() as i64);
+                )
+        };
+        for (time, back) in [("e", 0), ("session_window", 1)] {
+            for seed in 0..2 {
+                let mut dice = Dice::new(seed);
+                let (logs, watermark) = logs(&mut dice);
+                let mut times = std::collections::BTreeMap::<String, Vec<i64>>::new();
+                for record in logs.iter().flatten() {
+                    let order: serde_json::Value = serde_json::from_slice(record.value.as_ref().unwrap()).unwrap();
+                    times.entry(order["k"].as_str().unwrap().into()).or_default().push(order["ts"].as_i64().unwrap());
                 }
+                let mut wanted = std::collections::BTreeMap::<(i64, String), (i64, i64)>::new();
+                for (k, mut times) in times {
+                    times.sort_unstable();
+                    for session in times.chunk_by(|earlier, later| later - earlier <= 4) {
+                        let start = (session[session.len() - 1] + 4 - back).div_euclid(50) * 50;
+                        let (sessions, rows) = wanted.entry((start, k.clone())).or_default();
+                        (*sessions, *rows) = (*sessions + 1, *rows + session.len() as i64);
+                    }
+                }
+                // A session is closed when the watermark is past its end, one tick later than a window.
+                wanted.retain(|(start, _), _| start + 50 + back <= watermark);
+                let mut pipeline = Pipeline::new(&text(time, APPEND), 1 + dice.below(3), logs.len());
+                pipeline.run(&logs, &mut dice);
+                let found: std::collections::BTreeMap<_, _> = pipeline
+                    .rows
+                    .values()
+                    .map(|row| match row.as_slice() {
+                        [
+                            datafusion::common::ScalarValue::TimestampMillisecond(Some(start), _),
+                            datafusion::common::ScalarValue::Utf8(Some(k)),
+                            datafusion::common::ScalarValue::Int64(Some(sessions)),
+                            datafusion::common::ScalarValue::Int64(Some(rows)),
+                        ] => ((*start, k.clone()), (*sessions, *rows)),
+                        other => panic!("{other:?}"),
+                    })
+                    .collect();
+                assert!(found.len() > 20, "{} windows", found.len());
+                assert_eq!(found, wanted);
             }
-            // A session is closed when the watermark is past its end, one tick later than a window.
-            wanted.retain(|(start, _), _| start + 50 + back <= watermark);
-            let mut pipeline = Pipeline::new(&text(time, APPEND), 1 + dice.below(3), logs.len());
-            pipeline.run(&logs, &mut dice);
-            let found: std::collections::BTreeMap<_, _> = pipeline
-                .rows
-                .values()
-                .map(|row| match row.as_slice() {
-                    [
-                        datafusion::common::ScalarValue::TimestampMillisecond(Some(start), _),
-                        datafusion::common::ScalarValue::Utf8(Some(k)),
-                        datafusion::common::ScalarValue::Int64(Some(sessions)),
-                        datafusion::common::ScalarValue::Int64(Some(rows)),
-                    ] => ((*start, k.clone()), (*sessions, *rows)),
-                    other => panic!("{other:?}"),
-                })
-                .collect();
-            assert!(found.len() > 20, "{} windows", found.len());
-            assert_eq!(found, wanted);
         }
-    }
+    });
+}
+
+/// Silence closes the window in which the last session ends, also where that is its very end, and not the next one.
+#[test]
+fn silence_closes_no_window_after_the_last_session() {
+    let text = tables("start TIMESTAMP, n BIGINT, PRIMARY KEY (start)", APPEND).replace("TIMESTAMP(3)", "TIMESTAMP")
+        + "SELECT window.start, sum(n) FROM (SELECT session_window, count(*) AS n FROM orders
+             GROUP BY session_window(ts, '10 seconds')) GROUP BY window(session_window, '1 minute')";
+    let order = |seconds: i64| format!("{{\"ts\":{}}}", seconds * 1000);
+    each_way(|| {
+        let mut pipeline = Pipeline::new(&text, 2, 1);
+        let log = log([order(50), order(75)]);
+        pipeline.batch(0, &log, 0, 1);
+        pipeline.quiet(0, 6);
+        pipeline.checkpoint_all();
+        assert_eq!((pipeline.rows.len(), pipeline.keys()), (1, 0));
+        pipeline.batch(0, &log, 1, 2);
+        assert_eq!((pipeline.counts.late, pipeline.counts.late_closed), (0, 0), "it is of the next window");
+    });
 }
 
 #[test]

@@ -4,8 +4,8 @@ use strandline_actors::ports::{SourceBatch, StageError, StageInput};
 use strandline_actors::position::{Counts, Offset};
 
 use super::harness::{
-    Dice, Pipeline, Record, batch, letters, log, partition, planned, run_cut, run_stage, strings, timestamps, total,
-    values,
+    Dice, Pipeline, Record, batch, each_way, letters, log, partition, planned, run_cut, run_stage, strings, timestamps,
+    total, values,
 };
 
 const SINK: &str = "CREATE EXTERNAL TABLE result (k VARCHAR, v BIGINT) STORED AS TABLE LOCATION 'console://';";
@@ -388,43 +388,47 @@ fn a_star_stands_for_the_declared_columns() {
 
 #[test]
 fn nested_values() {
-    let sql = "CREATE EXTERNAL TABLE orders (user STRUCT<id BIGINT, tags VARCHAR[]>, lines STRUCT<sku VARCHAR, price \
+    each_way(|| {
+        let sql = "CREATE EXTERNAL TABLE orders (user STRUCT<id BIGINT, tags VARCHAR[]>, lines STRUCT<sku VARCHAR, price \
           DOUBLE>[]) STORED AS JSON LOCATION 'kafka://orders';
         CREATE EXTERNAL TABLE result (id BIGINT, n BIGINT, first VARCHAR, price DOUBLE, PRIMARY KEY (id)) STORED AS TABLE
           LOCATION 'console://';
         INSERT INTO result SELECT user['id'], count(*), max(user['tags'][1]), sum(lines[1]['price']) FROM orders
           GROUP BY user['id']";
-    let log = log([
-        r#"{"user":{"id":1,"tags":["x","y"]},"lines":[{"sku":"a","price":1.5},{"sku":"b","price":2}]}"#,
-        r#"{"user":{"id":1,"tags":[]},"lines":[{"sku":"c","price":2.25}]}"#,
-        r#"{"user":{"id":2,"tags":["z"]},"lines":[]}"#,
-        r#"{"lines":null}"#,
-    ]);
-    let mut pipeline = Pipeline::new(sql, 2, 1);
-    pipeline.batch(0, &log, 0, 2);
-    pipeline.checkpoint_all();
-    pipeline.batch(0, &log, 2, 4);
-    pipeline.checkpoint_all();
-    let rows: Vec<_> =
-        pipeline.rows.values().map(|row| format!("{} {} {} {}", row[0], row[1], row[2], row[3])).collect();
-    assert_eq!(rows, ["1 2 x 3.75", "2 1 z NULL", "NULL 1 NULL NULL"]);
+        let log = log([
+            r#"{"user":{"id":1,"tags":["x","y"]},"lines":[{"sku":"a","price":1.5},{"sku":"b","price":2}]}"#,
+            r#"{"user":{"id":1,"tags":[]},"lines":[{"sku":"c","price":2.25}]}"#,
+            r#"{"user":{"id":2,"tags":["z"]},"lines":[]}"#,
+            r#"{"lines":null}"#,
+        ]);
+        let mut pipeline = Pipeline::new(sql, 2, 1);
+        pipeline.batch(0, &log, 0, 2);
+        pipeline.checkpoint_all();
+        pipeline.batch(0, &log, 2, 4);
+        pipeline.checkpoint_all();
+        let rows: Vec<_> =
+            pipeline.rows.values().map(|row| format!("{} {} {} {}", row[0], row[1], row[2], row[3])).collect();
+        assert_eq!(rows, ["1 2 x 3.75", "2 1 z NULL", "NULL 1 NULL NULL"]);
+    });
 }
 
 /// Case: null key (ksql#8658).
 /// NULL is a group, as in SQL, and always on the same shard.
 #[test]
 fn null_is_a_group() {
-    let mut pipeline = Pipeline::new(
-        &grouped("").replace("v BIGINT) STORED AS TABLE", "v BIGINT, PRIMARY KEY (k)) STORED AS TABLE"),
-        4,
-        1,
-    );
-    let log = log(["{\"v\":1}", "{\"k\":null,\"v\":2}", "{\"k\":\"\",\"v\":4}", "{\"k\":\"NULL\",\"v\":8}"]);
-    (0..4).for_each(|at| pipeline.batch(0, &log, at, at + 1));
-    pipeline.checkpoint_all();
-    let rows: Vec<_> = pipeline.rows.values().map(|row| format!("{:?}", row)).collect();
-    assert_eq!(rows, ["[Utf8(\"\"), Int64(4)]", "[Utf8(\"NULL\"), Int64(8)]", "[Utf8(NULL), Int64(3)]"]);
-    assert_eq!(pipeline.keys(), 3);
+    each_way(|| {
+        let mut pipeline = Pipeline::new(
+            &grouped("").replace("v BIGINT) STORED AS TABLE", "v BIGINT, PRIMARY KEY (k)) STORED AS TABLE"),
+            4,
+            1,
+        );
+        let log = log(["{\"v\":1}", "{\"k\":null,\"v\":2}", "{\"k\":\"\",\"v\":4}", "{\"k\":\"NULL\",\"v\":8}"]);
+        (0..4).for_each(|at| pipeline.batch(0, &log, at, at + 1));
+        pipeline.checkpoint_all();
+        let rows: Vec<_> = pipeline.rows.values().map(|row| format!("{:?}", row)).collect();
+        assert_eq!(rows, ["[Utf8(\"\"), Int64(4)]", "[Utf8(\"NULL\"), Int64(8)]", "[Utf8(NULL), Int64(3)]"]);
+        assert_eq!(pipeline.keys(), 3);
+    });
 }
 
 /// A column that nothing uses is not decoded, but one that must not be NULL is.
@@ -454,30 +458,32 @@ fn a_count_needs_no_column() {
 
 #[test]
 fn structs_and_lists_are_groups() {
-    let sql = "CREATE EXTERNAL TABLE orders (place STRUCT<x BIGINT, y VARCHAR>, tags VARCHAR[]) STORED AS JSON
+    each_way(|| {
+        let sql = "CREATE EXTERNAL TABLE orders (place STRUCT<x BIGINT, y VARCHAR>, tags VARCHAR[]) STORED AS JSON
           LOCATION 'kafka://orders';
         CREATE EXTERNAL TABLE result (place STRUCT<x BIGINT, y VARCHAR>, tags VARCHAR[], n BIGINT,
           PRIMARY KEY (place, tags)) STORED AS TABLE LOCATION 'console://';
         INSERT INTO result SELECT place, tags, count(*) FROM orders GROUP BY place, tags";
-    let log = log([
-        r#"{"place":{"x":1,"y":"a"},"tags":["s","t"]}"#,
-        r#"{"place":{"x":1,"y":"a"},"tags":["s"]}"#,
-        r#"{"place":{"y":"a","x":1},"tags":["s","t"]}"#,
-        r#"{"place":{"x":1},"tags":[]}"#,
-        r#"{"place":{"x":1,"y":null},"tags":[]}"#,
-        r#"{"tags":null}"#,
-    ]);
-    for shards in 1..4 {
-        let mut pipeline = Pipeline::new(sql, shards, 1);
-        for at in 0..6 {
-            pipeline.batch(0, &log, at, at + 1);
-            pipeline.checkpoint_all();
-            (0..shards).for_each(|shard| pipeline.restart(shard));
+        let log = log([
+            r#"{"place":{"x":1,"y":"a"},"tags":["s","t"]}"#,
+            r#"{"place":{"x":1,"y":"a"},"tags":["s"]}"#,
+            r#"{"place":{"y":"a","x":1},"tags":["s","t"]}"#,
+            r#"{"place":{"x":1},"tags":[]}"#,
+            r#"{"place":{"x":1,"y":null},"tags":[]}"#,
+            r#"{"tags":null}"#,
+        ]);
+        for shards in 1..4 {
+            let mut pipeline = Pipeline::new(sql, shards, 1);
+            for at in 0..6 {
+                pipeline.batch(0, &log, at, at + 1);
+                pipeline.checkpoint_all();
+                (0..shards).for_each(|shard| pipeline.restart(shard));
+            }
+            let mut counts: Vec<_> = pipeline.rows.values().map(|row| row[2].to_string()).collect();
+            counts.sort();
+            assert_eq!(counts, ["1", "1", "2", "2"]);
         }
-        let mut counts: Vec<_> = pipeline.rows.values().map(|row| row[2].to_string()).collect();
-        counts.sort();
-        assert_eq!(counts, ["1", "1", "2", "2"]);
-    }
+    });
 }
 
 /// What JSON cannot be read into is said when the statements are checked.

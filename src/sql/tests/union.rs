@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use arrow::datatypes::{DataType, Field, Schema};
 use datafusion::common::ScalarValue;
 
-use super::harness::{Dice, Pipeline, Record, batch_engine, decoded, log, planned, refused, run_stage, total};
+use super::harness::{
+    Dice, Pipeline, Record, batch_engine, decoded, each_way, log, planned, refused, run_stage, total,
+};
 
 const ORDERS: &str = "CREATE EXTERNAL TABLE orders (k VARCHAR, id BIGINT, v BIGINT, ts TIMESTAMP(3)) STORED AS JSON
     LOCATION 'kafka://orders' OPTIONS ('json.timestamp.unit' 'millis');";
@@ -85,60 +87,65 @@ const QUERIES: [(&str, &str, &str); 8] = [
 
 #[test]
 fn unions_equal_the_batch_engine() {
-    for (number, (columns, select, of_engine)) in QUERIES.into_iter().enumerate() {
-        let of_engine = if of_engine.is_empty() { select } else { of_engine };
-        let topics = 1 + usize::from(select.contains("returns"));
-        let sql = format!(
-            "{ORDERS} {RETURNS} CREATE EXTERNAL TABLE result ({columns}) STORED AS TABLE LOCATION 'console://';
+    each_way(|| {
+        for (number, (columns, select, of_engine)) in QUERIES.into_iter().enumerate() {
+            let of_engine = if of_engine.is_empty() { select } else { of_engine };
+            let topics = 1 + usize::from(select.contains("returns"));
+            let sql = format!(
+                "{ORDERS} {RETURNS} CREATE EXTERNAL TABLE result ({columns}) STORED AS TABLE LOCATION 'console://';
              INSERT INTO result {select}"
-        );
-        // The window's start is a key in the type of the time.
-        let sql =
-            sql.replace("start BIGINT", "start TIMESTAMP(3)").replace("CAST(window.start AS BIGINT)", "window.start");
-        for seed in 0..12 {
-            let mut dice = Dice::new(seed * 100 + number as u64);
-            let partitions = topics * (1 + dice.below(2));
-            let logs = logs(&mut dice, partitions, topics);
-            let mut pipeline = Pipeline::new(&sql, 1 + dice.below(4), partitions);
-            assert_eq!(pipeline.plan.sources.len(), topics);
-            pipeline.run(&logs, &mut dice);
-            let sink = pipeline.plan.inserts[0].sink.schema.clone();
-            pipeline.assert_rows(reference(of_engine, &logs, &sink));
+            );
+            // The window's start is a key in the type of the time.
+            let sql = sql
+                .replace("start BIGINT", "start TIMESTAMP(3)")
+                .replace("CAST(window.start AS BIGINT)", "window.start");
+            for seed in 0..4 {
+                let mut dice = Dice::new(seed * 100 + number as u64);
+                let partitions = topics * (1 + dice.below(2));
+                let logs = logs(&mut dice, partitions, topics);
+                let mut pipeline = Pipeline::new(&sql, 1 + dice.below(4), partitions);
+                assert_eq!(pipeline.plan.sources.len(), topics);
+                pipeline.run(&logs, &mut dice);
+                let sink = pipeline.plan.inserts[0].sink.schema.clone();
+                pipeline.assert_rows(reference(of_engine, &logs, &sink));
+            }
         }
-    }
+    });
 }
 
 /// Windows over two topics close by the lowest watermark of both.
 #[test]
 fn windows_of_two_topics_wait_for_both() {
-    let timed = |table: &str| table.replace("OPTIONS (", "OPTIONS ('watermark.column' 'ts', ");
-    let sql = format!(
-        "{} {} CREATE EXTERNAL TABLE result (start TIMESTAMP(3), n BIGINT, PRIMARY KEY (start)) STORED AS TABLE
+    each_way(|| {
+        let timed = |table: &str| table.replace("OPTIONS (", "OPTIONS ('watermark.column' 'ts', ");
+        let sql = format!(
+            "{} {} CREATE EXTERNAL TABLE result (start TIMESTAMP(3), n BIGINT, PRIMARY KEY (start)) STORED AS TABLE
            LOCATION 'console://' OPTIONS ('output.mode' 'append');
          INSERT INTO result SELECT window.start, count(*) FROM (SELECT ts FROM orders UNION ALL SELECT ts FROM returns)
            GROUP BY window(ts, '10 milliseconds')",
-        timed(ORDERS),
-        timed(RETURNS)
-    );
-    let times = |times: &[i64]| log(times.iter().map(|ts| format!("{{\"ts\":{ts}}}")).collect::<Vec<_>>());
-    let (orders, returns) = (times(&[1, 5, 12, 35]), times(&[3, 14, 29, 30]));
-    let mut pipeline = Pipeline::new(&sql, 2, 2);
-    pipeline.batch(0, &orders, 0, 4);
-    assert!(pipeline.checkpoint_all().is_empty());
-    pipeline.batch(1, &returns, 0, 2);
-    pipeline.checkpoint_all();
-    let shown = |pipeline: &Pipeline| pipeline.rows.values().map(|row| row[1].to_string()).collect::<Vec<_>>();
-    assert_eq!(shown(&pipeline), ["3"]);
-    pipeline.restart(0);
-    pipeline.batch(1, &returns, 2, 4);
-    pipeline.checkpoint_all();
-    assert_eq!(shown(&pipeline), ["3", "2", "1"]);
-    let mixed = sql.replacen("'watermark.column' 'ts', ", "", 1);
-    let message = refused(&mixed);
-    assert!(message.contains("set 'watermark.column' and 'watermark.delay' on orders"), "{message}");
-    let update = mixed.replace(" OPTIONS ('output.mode' 'append')", "");
-    let message = refused(&update);
-    assert!(message.contains("table returns has a 'watermark.column' and table orders has none"), "{message}");
+            timed(ORDERS),
+            timed(RETURNS)
+        );
+        let times = |times: &[i64]| log(times.iter().map(|ts| format!("{{\"ts\":{ts}}}")).collect::<Vec<_>>());
+        let (orders, returns) = (times(&[1, 5, 12, 35]), times(&[3, 14, 29, 30]));
+        let mut pipeline = Pipeline::new(&sql, 2, 2);
+        pipeline.batch(0, &orders, 0, 4);
+        assert!(pipeline.checkpoint_all().is_empty());
+        pipeline.batch(1, &returns, 0, 2);
+        pipeline.checkpoint_all();
+        let shown = |pipeline: &Pipeline| pipeline.rows.values().map(|row| row[1].to_string()).collect::<Vec<_>>();
+        assert_eq!(shown(&pipeline), ["3"]);
+        pipeline.restart(0);
+        pipeline.batch(1, &returns, 2, 4);
+        pipeline.checkpoint_all();
+        assert_eq!(shown(&pipeline), ["3", "2", "1"]);
+        let mixed = sql.replacen("'watermark.column' 'ts', ", "", 1);
+        let message = refused(&mixed);
+        assert!(message.contains("set 'watermark.column' and 'watermark.delay' on orders"), "{message}");
+        let update = mixed.replace(" OPTIONS ('output.mode' 'append')", "");
+        let message = refused(&update);
+        assert!(message.contains("table returns has a 'watermark.column' and table orders has none"), "{message}");
+    });
 }
 
 /// Each record of both parts of a union over one topic is read once, and counted once.
@@ -160,29 +167,36 @@ fn a_record_that_makes_two_rows_counts_once() {
 /// Which row of a key is last does not depend on the cuts.
 #[test]
 fn rows_of_one_key_keep_the_order_of_their_records() {
-    let sql = format!(
+    each_way(|| {
+        let sql = format!(
         "{ORDERS} CREATE EXTERNAL TABLE result (k VARCHAR, id BIGINT, PRIMARY KEY (k)) STORED AS TABLE LOCATION 'console://';
          INSERT INTO result SELECT k, id FROM orders WHERE v % 2 = 0
            UNION ALL SELECT k, -id FROM orders WHERE v % 2 = 1 OR v % 5 = 0"
     );
-    for seed in 0..20 {
-        let mut dice = Dice::new(seed);
-        let logs = logs(&mut dice, 1, 1);
-        let mut wanted = BTreeMap::new();
-        for record in &logs[0] {
-            let json: serde_json::Value = serde_json::from_slice(record.value.as_ref().unwrap()).unwrap();
-            let (k, id, v) = (json["k"].as_str().unwrap(), json["id"].as_i64().unwrap(), json["v"].as_i64().unwrap());
-            if v % 2 == 1 || v % 5 == 0 {
-                wanted.insert(k.to_owned(), -id);
-            } else if v % 2 == 0 {
-                wanted.insert(k.to_owned(), id);
+        for seed in 0..8 {
+            let mut dice = Dice::new(seed);
+            let logs = logs(&mut dice, 1, 1);
+            let mut wanted = BTreeMap::new();
+            for record in &logs[0] {
+                let json: serde_json::Value = serde_json::from_slice(record.value.as_ref().unwrap()).unwrap();
+                let (k, id, v) =
+                    (json["k"].as_str().unwrap(), json["id"].as_i64().unwrap(), json["v"].as_i64().unwrap());
+                if v % 2 == 1 || v % 5 == 0 {
+                    wanted.insert(k.to_owned(), -id);
+                } else if v % 2 == 0 {
+                    wanted.insert(k.to_owned(), id);
+                }
             }
+            let mut pipeline = Pipeline::new(&sql, 1 + dice.below(3), 1);
+            pipeline.run(&logs, &mut dice);
+            let text = |row: &[ScalarValue]| (row[0].to_string(), row[1].to_string().parse().unwrap());
+            assert_eq!(
+                pipeline.rows.values().map(|row| text(row)).collect::<BTreeMap<_, i64>>(),
+                wanted,
+                "seed {seed}"
+            );
         }
-        let mut pipeline = Pipeline::new(&sql, 1 + dice.below(3), 1);
-        pipeline.run(&logs, &mut dice);
-        let text = |row: &[ScalarValue]| (row[0].to_string(), row[1].to_string().parse().unwrap());
-        assert_eq!(pipeline.rows.values().map(|row| text(row)).collect::<BTreeMap<_, i64>>(), wanted, "seed {seed}");
-    }
+    });
 }
 
 /// What the columns of the parts are called changes nothing, what they are does.
@@ -216,8 +230,9 @@ fn the_fingerprint_of_a_union_follows_its_meaning() {
 
 #[test]
 fn views_of_views_and_of_unions_are_read_through() {
-    let sql = format!(
-        "{ORDERS} {RETURNS}
+    each_way(|| {
+        let sql = format!(
+            "{ORDERS} {RETURNS}
          CREATE VIEW big AS SELECT k, v FROM orders WHERE v > 5;
          CREATE VIEW even AS SELECT upper(k) AS k, v AS w FROM big WHERE v % 2 = 0;
          CREATE VIEW both AS SELECT * FROM even UNION ALL SELECT k, v FROM returns WHERE v < 4;
@@ -228,28 +243,29 @@ fn views_of_views_and_of_unions_are_read_through() {
            LOCATION 'console://';
          INSERT INTO result SELECT k, n, total FROM sums WHERE n > 1;
          INSERT INTO evens SELECT k, w, count(*) FROM even GROUP BY k, w"
-    );
-    let both = "(SELECT upper(k) AS k, v AS w FROM orders WHERE src = 'orders' AND v > 5 AND v % 2 = 0
+        );
+        let both = "(SELECT upper(k) AS k, v AS w FROM orders WHERE src = 'orders' AND v > 5 AND v % 2 = 0
         UNION ALL SELECT k, v FROM orders WHERE src = 'returns' AND v < 4)";
-    let of_engine = [
-        ("result", format!("SELECT k, count(*), sum(w) FROM {both} GROUP BY k HAVING count(*) > 1")),
-        (
-            "evens",
-            "SELECT upper(k), v, count(*) FROM orders WHERE src = 'orders' AND v > 5 AND v % 2 = 0 GROUP BY 1, 2"
-                .into(),
-        ),
-    ];
-    for seed in 0..10 {
-        let mut dice = Dice::new(seed);
-        let logs = logs(&mut dice, 4, 2);
-        let mut pipeline = Pipeline::new(&sql, 1 + dice.below(3), 4);
-        pipeline.run(&logs, &mut dice);
-        for (table, select) in &of_engine {
-            let sink =
-                pipeline.plan.inserts.iter().find(|insert| insert.sink.name == *table).unwrap().sink.schema.clone();
-            pipeline.table(table).assert_rows(reference(select, &logs, &sink));
+        let of_engine = [
+            ("result", format!("SELECT k, count(*), sum(w) FROM {both} GROUP BY k HAVING count(*) > 1")),
+            (
+                "evens",
+                "SELECT upper(k), v, count(*) FROM orders WHERE src = 'orders' AND v > 5 AND v % 2 = 0 GROUP BY 1, 2"
+                    .into(),
+            ),
+        ];
+        for seed in 0..4 {
+            let mut dice = Dice::new(seed);
+            let logs = logs(&mut dice, 4, 2);
+            let mut pipeline = Pipeline::new(&sql, 1 + dice.below(3), 4);
+            pipeline.run(&logs, &mut dice);
+            for (table, select) in &of_engine {
+                let sink =
+                    pipeline.plan.inserts.iter().find(|insert| insert.sink.name == *table).unwrap().sink.schema.clone();
+                pipeline.table(table).assert_rows(reference(select, &logs, &sink));
+            }
         }
-    }
+    });
 }
 
 #[test]

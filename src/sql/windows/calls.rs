@@ -87,8 +87,9 @@ impl Rewrite<'_> {
     fn select(&self, select: &mut Select) -> Result<(), SqlError> {
         let mut partitions = partitions(select);
         let GroupByExpr::Expressions(groups, _) = &mut select.group_by else { return Ok(()) };
-        let mut grouped: Option<Grouped> = None;
         // Those of PARTITION BY of a ranking are replaced below, with all that means the same.
+        partitions.retain(|partition| !groups.contains(partition));
+        let mut grouped: Option<Grouped> = None;
         for group in groups.iter_mut().chain(&mut partitions) {
             let Some((name, function)) = call_of(group) else { continue };
             if grouped.is_some() {

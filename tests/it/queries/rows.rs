@@ -101,7 +101,9 @@ pub(super) async fn batch_engine<'a>(
     null_key: Option<&str>,
 ) -> Rows {
     let mut config = SessionConfig::new().with_target_partitions(1);
-    config.options_mut().sql_parser.map_string_types_to_utf8view = false;
+    let parser = &mut config.options_mut().sql_parser;
+    parser.map_string_types_to_utf8view = false;
+    parser.default_null_ordering = "nulls_min".to_owned();
     let context = SessionContext::new_with_config(config);
     context.sql(&format!("CREATE TABLE orders ({columns}, _partition INT, _offset BIGINT)")).await.unwrap();
     let schema = Arc::clone(context.table("orders").await.unwrap().schema().inner());
