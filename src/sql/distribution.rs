@@ -164,7 +164,8 @@ impl Distributor {
     ) -> Result<OnTime, StageError> {
         let Selected { rows, records, .. } = selected;
         let (event_time, followed) = time.unzip();
-        let ahead = event_time.and_then(|event_time| event_time.ahead_rows);
+        // What several INSERTs may want has been settled before.
+        let ahead = event_time.and_then(|event_time| event_time.ahead_rows).filter(|_| !lanes.several());
         // Below its lane's cut a row is dropped now: a partial aggregate cannot be cut. And where a shard may have closed
         // windows before the watermark of this partition let it, each row meets its own shard.
         let closed_early = branch.closes() && input.closed.iter().max().is_some_and(|closed| *closed > input.watermark);

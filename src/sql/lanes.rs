@@ -138,6 +138,11 @@ impl<'a> Lanes<'a> {
         self.set_aside(lane, Bad { row: record as usize, reason: TOO_FAR_AHEAD.to_owned(), policy })
     }
 
+    /// Whether a record can make several rows.
+    pub(super) fn several(&self) -> bool {
+        self.tally.is_some()
+    }
+
     /// Counts a row of a lane that is late there, and sets it aside if that is the policy.
     pub(super) fn late(&mut self, lane: ShardId, record: u32, late: Late, policy: LateRows, table: &str) {
         let shown = |time: i64| DateTime::from_timestamp_nanos(time).format("%FT%T%.fZ");

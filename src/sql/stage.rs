@@ -149,7 +149,7 @@ impl SourceStage for BatchStage {
         }
         lanes.bad(bad)?;
         if let Some(followed) = followed {
-            let ahead: Vec<_> = followed.ahead.iter().map(|(record, _)| *record).collect();
+            let ahead: Vec<_> = followed.ahead.iter().map(|ahead| ahead.record).collect();
             lanes.ahead(ahead.iter().map(|record| *record as usize));
             tools.ahead.ahead(&input, offsets, &ahead);
         }
@@ -307,7 +307,8 @@ impl StagePlan {
     }
 
     /// A record is good for every branch or for none: takes those that are bad for one from all of them. Where several
-    /// branches may want a record, one that is too far ahead is set aside here, and not row by row.
+    /// branches may want a record, one that is too far ahead is set aside here, and not row by row: by what it says itself,
+    /// since the clock would say otherwise to a shard that reads it again.
     fn settle(
         &self,
         selected: Vec<Selected>,
@@ -320,7 +321,7 @@ impl StagePlan {
         let ahead_rows = self.event_time.as_ref().and_then(|event_time| event_time.ahead_rows);
         if let (Some(policy), Some(followed)) = (ahead_rows, followed) {
             for record in selected.iter().flat_map(|selected| &selected.records) {
-                if followed.is_ahead(*record) && !std::mem::replace(&mut out[*record as usize], true) {
+                if followed.is_always_ahead(*record) && !std::mem::replace(&mut out[*record as usize], true) {
                     bad.push(Bad { row: *record as usize, reason: TOO_FAR_AHEAD.to_owned(), policy });
                 }
             }

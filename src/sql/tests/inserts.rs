@@ -428,3 +428,37 @@ fn silence_closes_for_each_insert_what_it_closes_for_it_alone() {
         }
     });
 }
+
+/// A record goes to the dead letters whole, and its rows to their shards: what decides between the two must be the same whenever
+/// the record is read.
+#[test]
+fn the_clock_does_not_decide_whether_a_record_of_several_inserts_is_left_out() {
+    each_way(|| {
+        let sql = "CREATE EXTERNAL TABLE orders (k VARCHAR, ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://orders' OPTIONS
+               ('json.timestamp.unit' 'millis', 'watermark.column' 'ts', 'watermark.max.ahead' '1 minute',
+                'ahead.rows' 'dead-letter');
+             CREATE EXTERNAL TABLE one (k VARCHAR PRIMARY KEY, n BIGINT) STORED AS TABLE LOCATION 'console://';
+             CREATE EXTERNAL TABLE other (start TIMESTAMP(3) PRIMARY KEY, n BIGINT) STORED AS TABLE LOCATION 'console://';
+             INSERT INTO one SELECT k, count(*) FROM orders GROUP BY k;
+             INSERT INTO other SELECT window.start, count(*) FROM orders GROUP BY window(ts, '1 second')";
+        // The clock of the harness says 1,800,000,000 seconds, and later half an hour more.
+        let now = 1_800_000_000_000_i64;
+        // When it was written, and what it says: the second is ahead of the clock alone, the third of its own timestamp.
+        let times = [(now, now), (now + 600_000, now + 600_000), (now, now + 120_000)];
+        for (minutes, ahead) in [(0, 2), (30, 1)] {
+            let mut pipeline = Pipeline::new(sql, 3, 1);
+            pipeline.now += minutes * 60_000_000;
+            let mut log = log(times.map(|(_, ts)| format!("{{\"k\":\"a\",\"ts\":{ts}}}")));
+            log.iter_mut().zip(times).for_each(|(record, (written, _))| record.timestamp = written);
+            pipeline.batch(0, &log, 0, 3);
+            pipeline.checkpoint_all();
+            let counts = pipeline.counts;
+            assert_eq!(
+                (counts.processed, counts.dead_lettered, counts.ahead),
+                (2, 1, ahead),
+                "after {minutes} minutes"
+            );
+            assert_eq!(pipeline.letters.iter().map(|letter| letter.offset).collect::<Vec<_>>(), [2]);
+        }
+    });
+}

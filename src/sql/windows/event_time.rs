@@ -5,7 +5,8 @@
 //! which partitions are read decides what is late. Bad records move nothing, and neither do records whose time is further
 //! ahead than is allowed: of their own Kafka timestamp, so that a replay judges the same, and of the clock, since that
 //! timestamp may be wrong itself. Where only the clock decides, a shard that reads such a record again may judge otherwise;
-//! it does no harm, since each row is judged and counted by its own shard alone.
+//! it does no harm where each row is judged and counted by its own shard alone. A record of which several INSERTs may make rows
+//! is judged as a whole, so its own timestamp alone decides whether it is left out.
 
 use std::time::Duration;
 
@@ -61,8 +62,18 @@ pub(in crate::sql) struct Followed {
     before: Vec<i64>,
     /// The watermark after the batch.
     pub(in crate::sql) after: Watermark,
-    /// Records that were too far ahead to move the watermark, in order, each with the latest time that may.
-    pub(in crate::sql) ahead: Vec<(u32, i64)>,
+    /// Records that were too far ahead to move the watermark, in order.
+    pub(in crate::sql) ahead: Vec<Ahead>,
+}
+
+/// A record that was too far ahead to move the watermark.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::sql) struct Ahead {
+    pub(in crate::sql) record: u32,
+    /// The latest time that may.
+    limit: i64,
+    /// It is so by its own Kafka timestamp, whenever it is read.
+    always: bool,
 }
 
 /// What is known of the records of a batch beside their values.
@@ -112,12 +123,12 @@ impl EventTime {
                 continue;
             }
             let written = read.kafka.filter(|kafka| kafka.is_valid(place)).map(|kafka| kafka.value(place));
-            let limit =
+            let own =
                 written.map_or(i64::MAX, |millis| millis.saturating_mul(1_000_000).saturating_add(self.max_ahead));
-            let limit = limit.min(latest);
+            let limit = own.min(latest);
             match time <= limit {
                 true => current = current.max(time.saturating_sub(self.delay).clamp(EARLIEST, LATEST)),
-                false => followed.ahead.push((*record, limit)),
+                false => followed.ahead.push(Ahead { record: *record, limit, always: time > own }),
             }
         }
         followed.after = (current > i64::MIN).then_some(current);
@@ -158,12 +169,21 @@ impl Followed {
 
     /// Whether a record was too far ahead to move the watermark.
     pub(in crate::sql) fn is_ahead(&self, record: u32) -> bool {
-        self.limit(record).is_some()
+        self.ahead(record).is_some()
+    }
+
+    /// Whether it is so whenever it is read.
+    pub(in crate::sql) fn is_always_ahead(&self, record: u32) -> bool {
+        self.ahead(record).is_some_and(|ahead| ahead.always)
     }
 
     /// The latest time by which a record may move the watermark, if its own is beyond.
     pub(in crate::sql) fn limit(&self, record: u32) -> Option<i64> {
-        let place = self.ahead.binary_search_by_key(&record, |(record, _)| *record).ok()?;
-        Some(self.ahead[place].1)
+        self.ahead(record).map(|ahead| ahead.limit)
+    }
+
+    fn ahead(&self, record: u32) -> Option<&Ahead> {
+        let place = self.ahead.binary_search_by_key(&record, |ahead| ahead.record).ok()?;
+        self.ahead.get(place)
     }
 }
