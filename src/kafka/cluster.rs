@@ -26,6 +26,8 @@ use super::topic_id;
 
 /// The time that one question may take before it is asked again.
 const ASK_TIMEOUT: Duration = Duration::from_secs(3);
+/// How long one may wait for the answer to another's question, which takes longer only when who asked is lost.
+const ASKING: Duration = Duration::from_secs(30);
 /// A topic that the brokers do not know is asked for again for so long: metadata takes a moment to spread.
 const MISSING_AFTER: Duration = Duration::from_secs(2);
 
@@ -378,7 +380,10 @@ impl Cluster {
     pub(super) async fn refresh(&self, table: usize, partition: &SourcePartition, age: Duration) -> Existence {
         // Many partitions ask at once, and one answer serves them all; so does one that did not come.
         let (since, group) = (Instant::now(), self.group_of[table]);
-        let mut unanswered = self.asking.lock().await;
+        // Whoever asks does so for a few seconds, or is lost with its thread.
+        let Ok(mut unanswered) = tokio::time::timeout(ASKING, self.asking.lock()).await else {
+            return self.look_up(table, partition).await;
+        };
         if unanswered.get(&group).is_some_and(|at| *at >= since) {
             return Existence::Unknown;
         }
