@@ -29,7 +29,7 @@ pub(crate) async fn until(what: &str, patience: Duration, condition: impl AsyncF
     let begun = Instant::now();
     while !condition().await {
         assert!(begun.elapsed() < patience, "waited {patience:?} in vain until {what}");
-        tokio::time::sleep(Duration::from_millis(20)).await;
+        tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
@@ -204,7 +204,7 @@ impl Stand {
                 return balance::holds(self.stored().await).await;
             }
             assert!(begun.elapsed() < PATIENCE, "{ends:?} should be committed, but kafka_offsets stays at {found:?}");
-            tokio::time::sleep(Duration::from_millis(20)).await;
+            tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 }
@@ -357,7 +357,7 @@ impl Service {
                 return status;
             }
             assert!(begun.elapsed() < PATIENCE, "the service does not end");
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 }

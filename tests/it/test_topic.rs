@@ -121,7 +121,7 @@ impl TestTopic {
                 != partitions
             {
                 assert!(since.elapsed() < Duration::from_secs(180), "{name} does not get {partitions} partitions");
-                std::thread::sleep(Duration::from_millis(20));
+                std::thread::sleep(Duration::from_millis(50));
             }
         })
         .await
@@ -141,7 +141,7 @@ impl TestTopic {
                 != broker
             {
                 assert!(since.elapsed() < Duration::from_secs(180), "broker {broker} does not lead");
-                std::thread::sleep(Duration::from_millis(20));
+                std::thread::sleep(Duration::from_millis(50));
             }
         })
         .await
