@@ -159,6 +159,12 @@ pub fn lowest(pointers: &[Option<Pointer>], starts: &BTreeMap<PartitionKey, Offs
     lowest
 }
 
+/// How many offsets of a partition all shards together have counted.
+fn counted(pointers: &[Option<Pointer>], key: &PartitionKey) -> i64 {
+    let positions = pointers.iter().flatten().filter_map(|pointer| pointer.content.vector.get(key));
+    positions.map(|position| i64::try_from(position.counts.total()).unwrap_or(i64::MAX)).fold(0, i64::saturating_add)
+}
+
 /// What is the case for a whole pipeline that is to be rewound.
 #[derive(Clone, Debug)]
 pub struct Stopped {
@@ -255,14 +261,13 @@ impl Stopped {
         phase: &Phase,
         begun: &mut bool,
     ) -> Result<Option<RewindError>, RewindError> {
-        let lowest = lowest(pointers, &self.starts);
         for (shard, pointer) in (0..self.shards).zip(pointers) {
             let pointer = pointer.as_ref();
             let mark = pointer.and_then(|pointer| pointer.content.rewind.as_deref());
             let content = match (phase, mark) {
                 (Phase::Free | Phase::Marking(_), None) => self.marked(pointer, rewind, false),
-                (Phase::Marking(_), Some(_)) if flaw!(RewindMovesEarly) => self.moved(pointer, rewind, &lowest),
-                (Phase::Moving(_), Some(mark)) if !mark.done => self.moved(pointer, rewind, &lowest),
+                (Phase::Marking(_), Some(_)) if flaw!(RewindMovesEarly) => self.moved(pointer, rewind, pointers),
+                (Phase::Moving(_), Some(mark)) if !mark.done => self.moved(pointer, rewind, pointers),
                 (Phase::Unmarking(_), Some(_)) => Content { rewind: None, ..self.content(pointer) },
                 _ => continue,
             };
@@ -292,7 +297,8 @@ impl Stopped {
     /// lower. Shards that were moved before this one do not change it. Dead letters that may not be written yet stay, and so
     /// does output of a state that stays: they are delivered before anything that is counted later. Windows that are closed
     /// stay closed with a state that stays, since it has no groups of them any more.
-    fn moved(&self, pointer: Option<&Pointer>, rewind: &Rewind, lowest: &BTreeMap<PartitionKey, Offset>) -> Content {
+    fn moved(&self, pointer: Option<&Pointer>, rewind: &Rewind, pointers: &[Option<Pointer>]) -> Content {
+        let lowest = lowest(pointers, &self.starts);
         let mut content = self.marked(pointer, rewind, true);
         let targets = rewind.to.iter().map(|target| {
             let next = lowest.get(&target.key).map_or(target.next, |low| target.next.min(*low));
@@ -314,9 +320,10 @@ impl Stopped {
         for to in targets {
             let start = self.starts.get(&to.key).copied().unwrap_or(to.next);
             let position = content.vector.0.entry(to.key).or_insert_with(|| Position::start(start));
-            // What is read again counts again, as if the counts had begun so much earlier.
-            let again = position.next.0 - to.next.0;
-            *position = to.at(position.counts, Offset(position.counted_from.unwrap_or(start).0 - again));
+            // What is read again counts again, as if the counts had begun so much earlier. All shards stand at one place now,
+            // so it is said by what all of them have counted, although they stood apart.
+            let counted_from = Offset(to.next.0.saturating_sub(counted(pointers, &to.key)));
+            *position = to.at(position.counts, counted_from);
         }
         content
     }

@@ -199,12 +199,25 @@ fn recount(servers: &str, topic: &str) -> (Truth, Ends) {
     for partition in 0..PARTITIONS {
         let (begin, end) = consumer.fetch_watermarks(topic, partition, PATIENCE).unwrap();
         assert_eq!(begin, 0);
-        let mut list = TopicPartitionList::new();
-        list.add_partition_offset(topic, partition, Offset::Beginning).unwrap();
-        consumer.assign(&list).unwrap();
-        for offset in 0..end {
-            let record = consumer.poll(PATIENCE).expect("a record").unwrap();
+        let assign = |offset| {
+            let mut list = TopicPartitionList::new();
+            list.add_partition_offset(topic, partition, Offset::Offset(offset)).unwrap();
+            consumer.assign(&list).unwrap();
+        };
+        assign(0);
+        let (mut offset, mut since) = (0, Instant::now());
+        while offset < end {
+            let record = match consumer.poll(Duration::from_secs(20)) {
+                Some(Ok(record)) => record,
+                // A broker that has much to do, or that was away a moment ago, is asked again.
+                other => {
+                    assert!(since.elapsed() < PATIENCE, "at {offset} of {end} of partition {partition}: {other:?}");
+                    assign(offset);
+                    continue;
+                }
+            };
             assert_eq!((record.partition(), record.offset()), (partition, offset));
+            (offset, since) = (offset + 1, Instant::now());
             let order: serde_json::Value = serde_json::from_slice(record.payload().unwrap()).unwrap();
             let item = order["item"].as_str().unwrap().trim_start_matches("item-").parse().unwrap();
             let order = Order { partition: partition as usize, item, qty: order["qty"].as_i64().unwrap() };

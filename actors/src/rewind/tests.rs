@@ -64,16 +64,10 @@ fn how_far_a_rewind_is_follows_from_the_marks() {
     assert!(matches!(phase(&[mark(Some(false)), other]), Err(RewindError::Torn(_))));
 }
 
-/// The lowest positions where every shard stands as these do.
-fn standing(pointers: &[Option<Pointer>]) -> BTreeMap<PartitionKey, Offset> {
-    lowest(pointers, &stopped().starts)
-}
-
 #[test]
 fn after_a_reset_nothing_is_left_of_what_was_read_before() {
     for current in [Some(pointer()), None] {
-        let lowest = standing(&[Some(pointer())]);
-        let content = stopped().moved(current.as_ref(), &rewind(&[(0, 40), (1, 15)], true), &lowest);
+        let content = stopped().moved(current.as_ref(), &rewind(&[(0, 40), (1, 15)], true), &[Some(pointer())]);
         assert!(content.state.is_empty());
         assert_eq!(content.closed, None);
         let kinds: Vec<_> = content.outbox.segments.iter().map(|segment| segment.kind).collect();
@@ -87,8 +81,7 @@ fn after_a_reset_nothing_is_left_of_what_was_read_before() {
 /// Else rows that are read again would be late by what was read before them once, and is not counted any more.
 #[test]
 fn after_a_reset_a_partition_that_stays_has_no_watermark_either() {
-    let lowest = standing(&[Some(pointer())]);
-    let content = stopped().moved(Some(&pointer()), &rewind(&[(0, 90)], true), &lowest);
+    let content = stopped().moved(Some(&pointer()), &rewind(&[(0, 90)], true), &[Some(pointer())]);
     let there = Position { counted_from: Some(Offset(90)), ..Position::start(Offset(90)) };
     // One that nobody named when the rewind was begun starts as it would at first.
     assert_eq!(content.vector.0, [(key(0), there)].into());
@@ -96,8 +89,7 @@ fn after_a_reset_a_partition_that_stays_has_no_watermark_either() {
 
 #[test]
 fn a_state_that_is_kept_keeps_its_counts_and_what_is_read_again_counts_again() {
-    let lowest = standing(&[Some(pointer())]);
-    let content = stopped().moved(Some(&pointer()), &rewind(&[(0, 40), (1, 25)], false), &lowest);
+    let content = stopped().moved(Some(&pointer()), &rewind(&[(0, 40), (1, 25)], false), &[Some(pointer())]);
     assert_eq!((content.state.as_slice(), content.outbox.segments.len()), (&[segment()][..], 2));
     assert_eq!(content.closed, Some(6));
     // It stood at 90 and started at 10: the 50 that are read again count again.
@@ -107,7 +99,7 @@ fn a_state_that_is_kept_keeps_its_counts_and_what_is_read_again_counts_again() {
     // Not read yet: its start, which is lower.
     assert_eq!(content.vector.get(&key(1)).unwrap().next, Offset(20));
     // A partition that is not named stays as it is.
-    let content = stopped().moved(Some(&pointer()), &rewind(&[(1, 15)], false), &lowest);
+    let content = stopped().moved(Some(&pointer()), &rewind(&[(1, 15)], false), &[Some(pointer())]);
     assert_eq!(content.vector.get(&key(0)), pointer().content.vector.get(&key(0)));
 }
 
@@ -120,7 +112,7 @@ fn all_shards_come_to_stand_at_one_place_and_none_goes_forward() {
         let wish = rewind(&[(0, 40)], reset);
         let mut pointers = [Some(pointer()), Some(other.clone())];
         for shard in 0..2 {
-            let content = stopped().moved(pointers[shard].as_ref(), &wish, &standing(&pointers));
+            let content = stopped().moved(pointers[shard].as_ref(), &wish, &pointers);
             let position = content.vector.get(&key(0)).unwrap();
             assert_eq!((position.next, position.watermark), (Offset(30), None), "shard {shard}, reset {reset}");
             // The ones that have moved do not change where the others go.
@@ -146,4 +138,27 @@ fn pointers_without_a_mark_are_stored_as_before() {
     marked.content.rewind = Some(Box::new(rewind(&[(3, 4)], false)));
     let text = serde_json::to_string(&marked.content).unwrap();
     assert_eq!(serde_json::from_str::<Content>(&text).unwrap(), marked.content);
+}
+
+/// They had counted different stretches, some of them twice by now: together that is a whole number of offsets all the same.
+#[test]
+fn counts_and_distance_are_equal_after_every_rewind_although_shards_stood_apart() {
+    let mut pointers = [Some(pointer()), Some(pointer())];
+    let reads = |pointers: &mut [Option<Pointer>; 2], shard: usize, until: i64, counts: u64| {
+        let position = pointers[shard].as_mut().unwrap().content.vector.0.get_mut(&key(0)).unwrap();
+        (position.next, position.counts.processed) = (Offset(until), position.counts.processed + counts);
+    };
+    // By turns one of them is ahead of the other, and has counted all that is new.
+    for (shard, until) in [(0, 100), (1, 120), (0, 140)] {
+        reads(&mut pointers, shard, until, 30);
+        let wish = rewind(&[(0, 40)], false);
+        let moved = [0, 1].map(|shard| stopped().moved(pointers[shard].as_ref(), &wish, &pointers));
+        for (pointer, content) in pointers.iter_mut().flatten().zip(moved) {
+            pointer.content = content;
+        }
+        let positions = pointers.iter().map(|pointer| pointer.as_ref().unwrap().content.vector.get(&key(0)));
+        let balance = crate::balance::Balance::new(Offset(10), positions).unwrap();
+        assert!(balance.is_exact() && balance.off == 0, "{balance:?}");
+        assert_eq!(balance.position.0 - balance.from.0, balance.counts.total() as i64);
+    }
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 use async_trait::async_trait;
 use strandline_actors::balance::Balance;
 use strandline_actors::pause::Wishes;
-use strandline_actors::pointer::{Base, Content, Epoch, Generation, Pointer, SegmentKey, ShardId};
+use strandline_actors::pointer::{Base, Content, Epoch, Generation, Kept, Pointer, SegmentKey, ShardId};
 use strandline_actors::ports::{
     CrashNote, DeadLetter, Heartbeat, KafkaOffset, Moved, PipelineRow, StateStore, StoreError, Taken,
 };
@@ -166,10 +166,9 @@ impl Contents {
 
     /// Whether a shard that cannot read this segment can go back to an earlier state without it.
     fn dispensable(&self, key: &SegmentKey) -> bool {
-        self.pointers
-            .get(&key.shard)
-            .and_then(|pointer| pointer.kept.first())
-            .is_some_and(|kept| kept.state.iter().all(|segment| segment.key != *key))
+        let sound = |kept: &&Kept| kept.state.iter().all(|segment| !self.damaged.contains(&segment.key));
+        let refuge = self.pointers.get(&key.shard).and_then(|pointer| pointer.kept.iter().find(sound));
+        refuge.is_some_and(|kept| kept.state.iter().all(|segment| segment.key != *key))
     }
 }
 
