@@ -69,7 +69,7 @@ impl Table {
         for (key, found) in &self.rows {
             for ((found, wanted), field) in found.iter().zip(&wanted[key]).zip(self.sink.schema.fields()) {
                 let name = field.name();
-                let within = if name == "regr_intercept" { 1e-11 } else { 1e-12 };
+                let within = if name == "intercept" { 1e-11 } else { 1e-12 };
                 assert!(
                     close(found, wanted, within),
                     "{name} of {key}: {found:?}, but the batch engine says {wanted:?}"
