@@ -79,6 +79,8 @@ impl OwnServer {
         let mut command = Command::new(services);
         command.args([verb, self.kind, "--dir"]).arg(&self.folder).args(more);
         command.env(format!("SERVICES_{}_JVM", self.kind.to_uppercase()), &self.java);
+        // It shares the machine with other tests.
+        command.env("SERVICES_START_TIMEOUT", "300");
         tokio::task::spawn_blocking(move || command.status().unwrap().success()).await.unwrap()
     }
 }
