@@ -6,14 +6,14 @@ use strandline_actors::flaws::{self, Flaw};
 
 use crate::life::simulate;
 use crate::world::Plan;
-use crate::{SEEDS, on_all_processors};
+use crate::{SEEDS, on_all_processors, seeds};
 
 #[test]
 fn every_deliberate_fault_is_found() {
     let missed = Mutex::new(Vec::new());
     on_all_processors(Flaw::ALL, |flaw| {
         flaws::switch(Some(*flaw));
-        let found = (0..SEEDS).find_map(|seed| {
+        let found = seeds().into_iter().find_map(|seed| {
             let report = simulate(Plan::hostile(seed));
             report.wrong.into_iter().next().map(|wrong| (seed, wrong))
         });
