@@ -49,6 +49,22 @@ pub struct KafkaTopic {
     pub headers: bool,
 }
 
+impl KafkaTopic {
+    /// A topic that is read from its beginning, with nothing else that the options of a table could say.
+    pub fn plain(table: impl Into<String>, topic: impl Into<String>) -> Self {
+        Self {
+            table: table.into(),
+            topic: topic.into(),
+            starting_offsets: StartingOffsets::Earliest,
+            max_offsets_per_batch: None,
+            on_data_loss: OnDataLoss::Fail,
+            properties: BTreeMap::new(),
+            keys: false,
+            headers: false,
+        }
+    }
+}
+
 /// How the console shows rows.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ConsoleFormat {

@@ -9,7 +9,7 @@ use chrono::{DateTime, Utc};
 use clap::Args;
 use futures::future::join_all;
 
-use crate::catalog::{KafkaTopic, OnDataLoss, StartingOffsets};
+use crate::catalog::KafkaTopic;
 use crate::cli::{Failure, connections, print};
 use crate::kafka::{Outgoing, Sender};
 use crate::settings::{KafkaSettings, Loaded};
@@ -152,14 +152,5 @@ async fn send(
 }
 
 fn table(arguments: &NexmarkArguments) -> KafkaTopic {
-    KafkaTopic {
-        table: "nexmark".into(),
-        topic: arguments.topic(Stream::Bid),
-        starting_offsets: StartingOffsets::Earliest,
-        max_offsets_per_batch: None,
-        on_data_loss: OnDataLoss::Fail,
-        properties: BTreeMap::new(),
-        keys: false,
-        headers: false,
-    }
+    KafkaTopic::plain("nexmark", arguments.topic(Stream::Bid))
 }

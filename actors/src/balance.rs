@@ -12,8 +12,8 @@ use crate::position::{Counts, Offset, Position};
 /// What became of the offsets of one partition, over all shards.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 pub struct Balance {
-    /// Where the counts begin: the partition's start, unless it was rewound. Shards that a rewind moved from different places
-    /// begin at different ones; this is the lowest.
+    /// Where the counts begin: the partition's start, unless it was rewound. Shards that a rewind of a former version moved
+    /// begin at different places; this is the lowest.
     pub from: Offset,
     /// The lowest position of all shards.
     pub position: Offset,

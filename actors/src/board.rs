@@ -5,13 +5,14 @@ mod partition;
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use serde::Serialize;
 use tokio::time::Instant;
 
 use crate::balance::Balance;
 use crate::child::Cause;
+use crate::clock;
 use crate::mailbox::Depth;
 use crate::message::Incarnation;
 use crate::pointer::{Epoch, Generation, ShardId};
@@ -285,7 +286,7 @@ impl Board {
     /// All that is on the board.
     pub fn snapshot(&self) -> Snapshot {
         let mut snapshot = self.with(|state| state.clone());
-        let now = i64::try_from(now()).unwrap_or(i64::MAX);
+        let now = i64::try_from(clock::millis()).unwrap_or(i64::MAX);
         snapshot.partitions.values_mut().for_each(|status| status.seen(now));
         snapshot
     }
@@ -412,7 +413,7 @@ impl Board {
             status.retries += 1;
             if of_store {
                 let retries = status.store.retries + 1;
-                let (last_error, last_error_at) = (Some(what.clone()), Some(now()));
+                let (last_error, last_error_at) = (Some(what.clone()), Some(clock::millis()));
                 status.store = StoreStatus { retries, last_error, last_error_at, failing: true };
             }
             status.last_fault = Some(what);
@@ -453,15 +454,9 @@ impl Board {
                 state.events.pop_front();
             }
             let actor = state.name(actor);
-            state.events.push_back(Event { at: now(), kind, actor, what: what.into() });
+            state.events.push_back(Event { at: clock::millis(), kind, actor, what: what.into() });
         });
     }
-}
-
-/// Milliseconds since the epoch.
-fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 fn seconds(since: Instant) -> f64 {

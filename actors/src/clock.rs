@@ -20,6 +20,12 @@ impl WallClock for SystemClock {
     }
 }
 
+/// What the machine's own clock says, in milliseconds since the epoch.
+pub fn millis() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
+}
+
 /// The hybrid clock of the process.
 #[derive(Debug)]
 pub struct HybridClock {

@@ -393,6 +393,13 @@ pub struct CrashNote {
     pub found: Vec<Offset>,
 }
 
+impl CrashNote {
+    /// So many deaths at a position, and nobody is suspected.
+    pub fn new(position: Offset, generation: Generation, deaths: u32) -> Self {
+        Self { position, generation, deaths, suspect: None, trying: None, found: Vec::new() }
+    }
+}
+
 /// Records one of which is suspected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Suspects {

@@ -318,12 +318,11 @@ impl Stopped {
             content.closed = None;
         }
         for to in targets {
-            let start = self.starts.get(&to.key).copied().unwrap_or(to.next);
-            let position = content.vector.0.entry(to.key).or_insert_with(|| Position::start(start));
             // What is read again counts again, as if the counts had begun so much earlier. All shards stand at one place now,
             // so it is said by what all of them have counted, although they stood apart.
             let counted_from = Offset(to.next.0.saturating_sub(counted(pointers, &to.key)));
-            *position = to.at(position.counts, counted_from);
+            let counts = content.vector.get(&to.key).map(|position| position.counts).unwrap_or_default();
+            content.vector.0.insert(to.key, to.at(counts, counted_from));
         }
         content
     }

@@ -97,7 +97,7 @@ pub(crate) fn note(
     hung: bool,
 ) -> CrashNote {
     let hangs = if hung { HANG } else { 0 };
-    let anew = CrashNote { position, generation, deaths: hangs, suspect: None, trying: None, found: Vec::new() };
+    let anew = CrashNote::new(position, generation, hangs);
     let Some(before) = before.filter(|note| note.position <= position) else { return anew };
     let died = hung || before.generation != generation && !lived;
     // What lies below the position is committed, and innocent.
@@ -204,11 +204,9 @@ impl Suspicion {
             return Ok(());
         }
         let Some(committed) = life.committed().filter(|committed| self.settled(*committed, end)) else { return Ok(()) };
-        let generation = self.note.generation;
-        let anew = CrashNote { position: committed, generation, deaths: 0, suspect: None, trying: None, found: vec![] };
         // What kills may be further on than is read before a commit: of the next death here all is noted again at once.
         let deaths = if self.narrow && end.is_none() { self.enough.saturating_sub(1) } else { 0 };
-        (self.note, self.narrow) = (CrashNote { deaths, ..anew }, false);
+        (self.note, self.narrow) = (CrashNote::new(committed, self.note.generation, deaths), false);
         self.write(life, Some(&self.note).filter(|note| note.deaths > 0)).await
     }
 
@@ -242,7 +240,7 @@ mod tests {
 
     fn note(deaths: u32, suspect: Option<(i64, i64)>) -> CrashNote {
         let suspect = suspect.and_then(|(from, until)| suspects(from, until));
-        CrashNote { position: Offset(100), generation: Generation(1), deaths, suspect, trying: None, found: vec![] }
+        CrashNote { suspect, ..CrashNote::new(Offset(100), Generation(1), deaths) }
     }
 
     fn suspicion(note: CrashNote) -> Suspicion {

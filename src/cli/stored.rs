@@ -14,7 +14,7 @@ use strandline_actors::rewind;
 use tokio::time::Instant;
 
 use super::Failure;
-use crate::catalog::{KafkaTopic, OnDataLoss, StartingOffsets};
+use crate::catalog::KafkaTopic;
 use crate::kafka::{KafkaSource, kafka_form};
 use crate::service::{self, ServiceError};
 use crate::settings::Settings;
@@ -156,16 +156,7 @@ pub(super) fn tables(settings: &Settings, topics: &[&str]) -> Result<Vec<KafkaTo
     };
     let table = |topic: &&str| match planned.iter().find(|table| table.topic == **topic) {
         Some(table) => table.clone(),
-        None => KafkaTopic {
-            table: (*topic).to_owned(),
-            topic: (*topic).to_owned(),
-            starting_offsets: StartingOffsets::Earliest,
-            max_offsets_per_batch: None,
-            on_data_loss: OnDataLoss::Fail,
-            properties: BTreeMap::new(),
-            keys: false,
-            headers: false,
-        },
+        None => KafkaTopic::plain(*topic, *topic),
     };
     Ok(topics.iter().map(table).collect())
 }

@@ -14,6 +14,7 @@ use rdkafka::producer::{BaseProducer, BaseRecord, DeliveryResult, Producer, Prod
 use serde::Serialize;
 
 use crate::kafka::EMBEDDED_RETENTION;
+use crate::random::Random;
 
 /// The topic.
 pub(super) const TOPIC: &str = "orders";
@@ -157,19 +158,6 @@ impl Order {
         format!(
             "{{\"user_id\":\"u{user}\",\"item\":\"{item}\",\"amount\":{whole}.{hundredths:02},\"qty\":{pieces},\"ts\":{millis}}}"
         )
-    }
-}
-
-/// Random numbers that are good enough for a shop (SplitMix64).
-struct Random(u64);
-
-impl Random {
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
     }
 }
 

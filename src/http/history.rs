@@ -4,10 +4,11 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::time::Duration;
 
 use serde::Serialize;
 use strandline_actors::board::Snapshot;
+use strandline_actors::clock;
 
 use super::Shown;
 
@@ -78,14 +79,9 @@ pub(super) async fn watch(shown: Arc<Shown>) {
             let sinks = shown.sinks();
             let written = sinks.iter().map(|sink| sink.counts.upserts + sink.counts.deletes).sum();
             let written = (!sinks.is_empty()).then_some(written);
-            shown.history.add(Sample::of(&shown.board(), written, now()));
+            shown.history.add(Sample::of(&shown.board(), written, clock::millis()));
         }
     }
-}
-
-fn now() -> u64 {
-    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-    u64::try_from(since.as_millis()).unwrap_or(u64::MAX)
 }
 
 #[cfg(test)]

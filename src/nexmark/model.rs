@@ -8,6 +8,8 @@ use std::fmt::Write;
 
 use chrono::DateTime;
 
+use crate::random::Random;
+
 /// Events of one round, by which the kinds take turns.
 const ROUND: u64 = 50;
 const PEOPLE: u64 = 1;
@@ -207,22 +209,13 @@ fn price(random: &mut Random) -> u64 {
     (10_f64.powf(unit * 6.0) * 100.0).round() as u64
 }
 
-/// Random numbers of one event (SplitMix64).
-struct Random(u64);
-
+/// What an event is made of.
 impl Random {
+    /// The numbers of one event.
     fn new(seed: u64, number: u64) -> Self {
         let mut random = Self(seed);
         let mixed = random.next() ^ number;
         Self(mixed.wrapping_mul(0xD6E8_FEB8_6659_FD93))
-    }
-
-    fn next(&mut self) -> u64 {
-        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
-        let mut z = self.0;
-        z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
-        z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
-        z ^ (z >> 31)
     }
 
     fn below(&mut self, bound: u64) -> u64 {

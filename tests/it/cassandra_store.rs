@@ -180,22 +180,8 @@ async fn a_crash_note_from_a_clock_that_ran_ahead_is_replaced() {
     let settings = settings();
     let (session, store) = open(&settings, &pipeline).await;
     let key = PartitionKey { topic_id: Uuid::new_v4(), partition: 0 };
-    let ahead = CrashNote {
-        position: Offset(1),
-        generation: Generation(1),
-        deaths: 9,
-        suspect: None,
-        trying: None,
-        found: vec![],
-    };
-    let mine = CrashNote {
-        position: Offset(2),
-        generation: Generation(1),
-        deaths: 1,
-        suspect: None,
-        trying: None,
-        found: vec![],
-    };
+    let ahead = CrashNote::new(Offset(1), Generation(1), 9);
+    let mine = CrashNote::new(Offset(2), Generation(1), 1);
     store.write_crash_note(&key, Some(&ahead)).await.unwrap();
     // The same note, an hour from now.
     let later = format!(

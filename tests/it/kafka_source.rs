@@ -5,14 +5,13 @@ mod brokers;
 mod log;
 mod records;
 
-use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use arrow::array::AsArray;
 use arrow::datatypes::Int64Type;
-use strandline::catalog::{KafkaTopic, OnDataLoss, StartingOffsets};
+use strandline::catalog::KafkaTopic;
 use strandline::kafka::KafkaSource;
 use strandline::settings::KafkaSettings;
 use strandline_actors::ports::{BatchLimit, PartitionReader, Source, SourceBatch, SourceError, raw};
@@ -25,16 +24,7 @@ const LARGE: BatchLimit = BatchLimit { rows: 10_000, bytes: 1 << 20 };
 const PATIENCE: Duration = Duration::from_secs(120);
 
 fn table(topic: &str) -> KafkaTopic {
-    KafkaTopic {
-        table: "orders".into(),
-        topic: topic.into(),
-        starting_offsets: StartingOffsets::Earliest,
-        max_offsets_per_batch: None,
-        on_data_loss: OnDataLoss::Fail,
-        properties: BTreeMap::new(),
-        keys: false,
-        headers: false,
-    }
+    KafkaTopic::plain("orders", topic)
 }
 
 fn settings(servers: &str) -> KafkaSettings {

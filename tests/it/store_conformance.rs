@@ -510,14 +510,7 @@ async fn crash_notes_come_and_go(place: &dyn Place) {
     let pipeline = unique();
     let store = place.open(&pipeline).await;
     let (key, other) = (partition("orders", 0).key, partition("orders", 1).key);
-    let first = CrashNote {
-        position: Offset(7),
-        generation: Generation(1),
-        deaths: 1,
-        suspect: None,
-        trying: None,
-        found: vec![],
-    };
+    let first = CrashNote::new(Offset(7), Generation(1), 1);
     let second = CrashNote {
         position: Offset(7),
         generation: Generation(1),
@@ -603,14 +596,7 @@ async fn pipelines_do_not_touch_each_other(place: &dyn Place) {
     let source = partition("orders", 0);
     let key = segment(0, 1, 0);
     let next = pointer(0, 1);
-    let note = CrashNote {
-        position: Offset(1),
-        generation: Generation(1),
-        deaths: 1,
-        suspect: None,
-        trying: None,
-        found: vec![],
-    };
+    let note = CrashNote::new(Offset(1), Generation(1), 1);
     let letter = DeadLetter {
         topic: "orders".into(),
         partition: source.key,

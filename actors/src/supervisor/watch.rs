@@ -24,7 +24,7 @@ impl Supervisor {
     pub(super) fn watch(&mut self, ctx: &mut Context<Self>) {
         let mut stalled = self.stalled(&self.shared.board.snapshot());
         self.give_up_threads(&mut stalled);
-        for Stalled { id, cause, .. } in stalled {
+        for (id, cause) in stalled {
             if let (ActorId::Partition(key), Cause::Stalled(_)) = (id, &cause)
                 && let Some(known) = self.partitions.get(&key)
             {
@@ -38,15 +38,14 @@ impl Supervisor {
     }
 
     /// The actors that do not get on, as they show it.
-    fn stalled(&self, snapshot: &Snapshot) -> Vec<Stalled> {
+    fn stalled(&self, snapshot: &Snapshot) -> Vec<(ActorId, Cause)> {
         let stall = self.shared.pipeline.tuning.stall;
         let busy_shards = snapshot.shards.iter().filter(|(_, status)| {
             status.actor.life == Life::Running && status.busy.is_some_and(|since| since.elapsed() > stall)
         });
-        let mut stalled: Vec<Stalled> = busy_shards
+        let mut stalled: Vec<(ActorId, Cause)> = busy_shards
             .map(|(shard, _)| {
-                let cause = Cause::Stalled(format!("it handles one message for more than {stall:?}"));
-                Stalled { id: ActorId::Shard(*shard), cause, thread: true }
+                (ActorId::Shard(*shard), Cause::Stalled(format!("it handles one message for more than {stall:?}")))
             })
             .collect();
         for (key, status) in &snapshot.partitions {
@@ -66,8 +65,7 @@ impl Supervisor {
                 // Whoever waits for others does not stall: they do.
                 _ => continue,
             };
-            let thread = status.activity == Activity::Processing;
-            stalled.push(Stalled { id: ActorId::Partition(*key), cause, thread });
+            stalled.push((ActorId::Partition(*key), cause));
         }
         stalled
     }
@@ -80,16 +78,17 @@ impl Supervisor {
         self.shared.pipeline.tuning.stall.saturating_mul(1 << times.min(LONGEST))
     }
 
-    /// A thread on which something does not come back is given up, and with it every actor that lives on it.
-    fn give_up_threads(&self, stalled: &mut Vec<Stalled>) {
+    /// A thread on which something stalls is given up, and with it every actor that lives on it. Whoever only gets nothing leaves
+    /// its thread to the others.
+    fn give_up_threads(&self, stalled: &mut Vec<(ActorId, Cause)>) {
         let place = |id| self.shared.with_arbiters(|arbiters| arbiters.place(id));
-        let mut stuck: BTreeSet<usize> =
-            stalled.iter().filter(|stalled| stalled.thread).map(|stalled| place(stalled.id)).collect();
+        let stalls = |(id, cause): &(ActorId, Cause)| matches!(cause, Cause::Stalled(_)).then(|| place(*id));
+        let mut stuck: BTreeSet<usize> = stalled.iter().filter_map(stalls).collect();
         for overdue in self.shared.lives.overdue(self.shared.pipeline.tuning.stall) {
             stuck.insert(overdue.place);
-            if overdue.busy && !stalled.iter().any(|stalled| stalled.id == overdue.id) {
+            if overdue.busy && !stalled.iter().any(|(known, _)| *known == overdue.id) {
                 let cause = Cause::Stalled("it was started anew meanwhile, and does not come back".to_owned());
-                stalled.push(Stalled { id: overdue.id, cause, thread: true });
+                stalled.push((overdue.id, cause));
             }
         }
         if stuck.is_empty() {
@@ -98,9 +97,9 @@ impl Supervisor {
         let shards = (0..self.shared.pipeline.shards).map(ActorId::Shard);
         let partitions = self.partitions.keys().copied().map(ActorId::Partition);
         for id in [ActorId::Committer].into_iter().chain(shards).chain(partitions) {
-            if stuck.contains(&place(id)) && !stalled.iter().any(|stalled| stalled.id == id) {
+            if stuck.contains(&place(id)) && !stalled.iter().any(|(known, _)| *known == id) {
                 let cause = Cause::Starved("its thread does not come back".to_owned());
-                stalled.push(Stalled { id, cause, thread: true });
+                stalled.push((id, cause));
             }
         }
         if let Some(env) = &self.env {
@@ -109,12 +108,4 @@ impl Supervisor {
         self.shared.lives.lost(&stuck);
         self.shared.with_arbiters(|arbiters| stuck.iter().for_each(|place| arbiters.replace(*place)));
     }
-}
-
-/// An actor that does not get on.
-struct Stalled {
-    id: ActorId,
-    cause: Cause,
-    /// Nor does its thread.
-    thread: bool,
 }

@@ -12,7 +12,7 @@ use strandline_actors::run::{Handle, Outcome};
 use crate::halt::until;
 use crate::life::on_one_thread;
 use crate::query::WINDOW;
-use crate::world::{Living, Plan};
+use crate::world::{Living, Plan, World};
 
 fn all_paused(handle: &Handle) -> bool {
     let board = handle.board().snapshot();
@@ -24,6 +24,26 @@ fn committed(handle: &Handle) -> Vec<BTreeMap<i32, Offset>> {
     let board = handle.board().snapshot();
     let of = |positions: &Vector| positions.0.iter().map(|(key, at)| (key.partition, at.next)).collect();
     board.shards.values().map(|shard| shard.positions.as_deref().map(of).unwrap_or_default()).collect()
+}
+
+/// Produces for every partition, in the order of time.
+fn produce(world: &World, from: i64, until: i64) {
+    for time in (from..until).step_by(5) {
+        (0..3).for_each(|partition| world.kafka.produce(partition, time % 7, 1, time));
+    }
+}
+
+/// Rows that met a closed window, by what is committed.
+fn late_closed(world: &World) -> u64 {
+    let contents = world.contents.lock().unwrap();
+    let vectors = contents.pointers.values().map(|pointer| &pointer.content.vector);
+    vectors.flat_map(|vector| vector.0.values()).map(|position| position.counts.late_closed).sum()
+}
+
+/// Whether every shard has committed all there is of the partitions beside the one that stands still.
+fn others_are_read(world: &World, handle: &Handle) -> bool {
+    let (logs, positions) = (world.kafka.logs.lock().unwrap(), committed(handle));
+    positions.iter().all(|of| [0, 2].iter().all(|partition| of[partition].0 == logs[partition].end))
 }
 
 #[test]
@@ -101,17 +121,7 @@ fn what_is_paused_stands_still_whatever_crashes_and_goes_on_when_it_is_told_to()
 fn a_partition_that_is_paused_while_it_is_idle_keeps_windows_open() {
     for seed in 0..4 {
         on_one_thread(Plan { idle: true, ..Plan::quiet(30 + seed) }, async |world| {
-            let produce = |partitions: &[i32], from: i64, until: i64| {
-                for time in (from..until).step_by(5) {
-                    partitions.iter().for_each(|partition| world.kafka.produce(*partition, time % 7, 1, time));
-                }
-            };
-            let late_closed = || -> u64 {
-                let contents = world.contents.lock().unwrap();
-                let vectors = contents.pointers.values().map(|pointer| &pointer.content.vector);
-                vectors.flat_map(|vector| vector.0.values()).map(|position| position.counts.late_closed).sum()
-            };
-            produce(&[0, 1, 2], 0, 2 * WINDOW);
+            produce(world, 0, 2 * WINDOW);
             let Living { handle, running, .. } = world.start();
             until("the first records are counted", || world.differences(None).is_empty()).await;
             until("partition 1 is idle", || world.ledger.idle_at.lock().unwrap().contains_key(&1)).await;
@@ -119,17 +129,13 @@ fn a_partition_that_is_paused_while_it_is_idle_keeps_windows_open() {
             assert_eq!(handle.pause(Scope::Partition(key)).await, Wished::Done);
             let paused = || handle.board().snapshot().partitions[&key].actor.life == Life::Paused;
             until("partition 1 is paused", paused).await;
-            assert_eq!(late_closed(), 0, "nothing came for it while it was idle");
+            assert_eq!(late_closed(world), 0, "nothing came for it while it was idle");
 
-            produce(&[0, 1, 2], 2 * WINDOW, 20 * WINDOW);
-            let read = || {
-                let (logs, positions) = (world.kafka.logs.lock().unwrap(), committed(&handle));
-                positions.iter().all(|of| [0, 2].iter().all(|partition| of[partition].0 == logs[partition].end))
-            };
-            until("the others are read", read).await;
+            produce(world, 2 * WINDOW, 20 * WINDOW);
+            until("the others are read", || others_are_read(world, &handle)).await;
             assert_eq!(handle.go_on(Scope::Partition(key)).await, Wished::Done);
             until("everything is counted once", || world.differences(None).is_empty()).await;
-            assert_eq!(late_closed(), 0);
+            assert_eq!(late_closed(world), 0);
             handle.stop();
             assert_eq!(running.await.unwrap(), Outcome::Stopped);
         });
@@ -142,17 +148,7 @@ fn a_partition_that_stands_still_after_it_died_while_idle_keeps_windows_open() {
     for (seed, dies) in [Target::Partition(1), Target::Shard(0), Target::Partition(1)].into_iter().enumerate() {
         on_one_thread(Plan { idle: true, ..Plan::quiet(90 + seed as u64) }, async move |world| {
             let halts = seed == 2;
-            let produce = |partitions: &[i32], from: i64, until: i64| {
-                for time in (from..until).step_by(5) {
-                    partitions.iter().for_each(|partition| world.kafka.produce(*partition, time % 7, 1, time));
-                }
-            };
-            let late_closed = || -> u64 {
-                let contents = world.contents.lock().unwrap();
-                let vectors = contents.pointers.values().map(|pointer| &pointer.content.vector);
-                vectors.flat_map(|vector| vector.0.values()).map(|position| position.counts.late_closed).sum()
-            };
-            produce(&[0, 1, 2], 0, 2 * WINDOW);
+            produce(world, 0, 2 * WINDOW);
             let Living { handle, running, .. } = world.with_budget(if halts { 0 } else { 20 }).start();
             until("the first records are counted", || world.differences(None).is_empty()).await;
             until("partition 1 is idle", || world.ledger.idle_at.lock().unwrap().contains_key(&1)).await;
@@ -167,21 +163,17 @@ fn a_partition_that_stands_still_after_it_died_while_idle_keeps_windows_open() {
                 handle.board().snapshot().shards.values().all(|shard| shard.actor.life == Life::Running)
             })
             .await;
-            assert_eq!(late_closed(), 0, "nothing came for it while it was idle");
+            assert_eq!(late_closed(world), 0, "nothing came for it while it was idle");
 
-            produce(&[0, 1, 2], 2 * WINDOW, 20 * WINDOW);
-            until("the others are read", || {
-                let (logs, positions) = (world.kafka.logs.lock().unwrap(), committed(&handle));
-                positions.iter().all(|of| [0, 2].iter().all(|partition| of[partition].0 == logs[partition].end))
-            })
-            .await;
+            produce(world, 2 * WINDOW, 20 * WINDOW);
+            until("the others are read", || others_are_read(world, &handle)).await;
             if halts {
                 assert!(handle.resume(ActorId::Partition(key)).await);
             } else {
                 assert_eq!(handle.go_on(Scope::Partition(key)).await, Wished::Done);
             }
             until("everything is counted once", || world.differences(None).is_empty()).await;
-            assert_eq!(late_closed(), 0, "after {dies:?}");
+            assert_eq!(late_closed(world), 0, "after {dies:?}");
             handle.stop();
             assert_eq!(running.await.unwrap(), Outcome::Stopped);
         });

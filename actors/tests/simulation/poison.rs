@@ -73,7 +73,7 @@ impl World {
 
 /// A note of so many deaths at the beginning.
 fn noted(deaths: u32) -> CrashNote {
-    CrashNote { position: Offset(0), generation: Generation(0), deaths, suspect: None, trying: None, found: vec![] }
+    CrashNote::new(Offset(0), Generation(0), deaths)
 }
 
 /// A record that kills the process, far behind the beginning: what is before it is committed between the deaths.

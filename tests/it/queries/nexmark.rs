@@ -11,7 +11,8 @@ use strandline::catalog::SinkTable;
 use strandline::nexmark::{Generator, Stream};
 use tokio::sync::OnceCell;
 
-use super::rows::{self, Line, Rows, Value};
+use super::Feed;
+use super::rows::{self, Rows, Value};
 use crate::stand::{PATIENCE, Service, Stand, until};
 use crate::test_topic::servers;
 
@@ -28,7 +29,7 @@ const BID: &str = "auction BIGINT, bidder BIGINT, price BIGINT, channel VARCHAR,
 /// The topic of bids, which all of these tests read, and what is in each partition.
 struct Bids {
     topic: String,
-    logs: Vec<Vec<String>>,
+    feed: Feed,
 }
 
 impl Bids {
@@ -50,19 +51,9 @@ impl Bids {
             for (number, bid) in events.filter(|event| event.stream == Stream::Bid).enumerate() {
                 logs[number % PARTITIONS as usize].push(bid.json);
             }
-            Bids { topic: format!("{prefix}bid"), logs }
+            Bids { topic: format!("{prefix}bid"), feed: Feed { logs } }
         })
         .await
-    }
-
-    fn ends(&self) -> BTreeMap<i32, i64> {
-        (0..).zip(self.logs.iter().map(|log| log.len() as i64)).collect()
-    }
-
-    fn lines(&self) -> impl Iterator<Item = Line<'_>> {
-        (0..)
-            .zip(&self.logs)
-            .flat_map(|(partition, log)| (0..).zip(log).map(move |(offset, json)| Line { partition, offset, json }))
     }
 }
 
@@ -121,7 +112,7 @@ impl Run {
     /// Waits until all is read and the last window is closed, and compares the table.
     async fn settle(self, bids: &Bids, wanted: Rows) {
         let Self { stand, sink, service } = self;
-        stand.until_committed(&bids.ends()).await;
+        stand.until_committed(&bids.feed.ends()).await;
         let all = async || rows::of_table(&stand, &sink).await.len() >= wanted.len();
         until(&format!("there are {} rows", wanted.len()), PATIENCE, all).await;
         rows::assert_equal(&rows::of_table(&stand, &sink).await, &wanted, &sink, &[]);
@@ -134,7 +125,7 @@ impl Run {
 async fn compare(query: u32, reference: &str, least: usize) {
     let bids = Bids::filled().await;
     let run = Run::of(query, bids).await;
-    let wanted = rows::batch_engine(BID, reference, bids.lines(), &run.sink, None).await;
+    let wanted = rows::batch_engine(BID, reference, bids.feed.lines(), &run.sink, None).await;
     assert!(wanted.len() >= least, "{} rows", wanted.len());
     run.settle(bids, wanted).await;
 }
@@ -210,7 +201,7 @@ async fn nexmark_11_sessions() {
     let bids = Bids::filled().await;
     let run = Run::of(11, bids).await;
     let mut times: BTreeMap<i64, Vec<i64>> = BTreeMap::new();
-    for line in bids.lines() {
+    for line in bids.feed.lines() {
         let bid: serde_json::Value = serde_json::from_str(line.json).unwrap();
         let time = bid["date_time"].as_str().unwrap().parse::<chrono::NaiveDateTime>().unwrap();
         let of_bidder = times.entry(bid["bidder"].as_i64().unwrap()).or_default();

@@ -92,14 +92,14 @@ async fn nexmark_12_under_a_recorded_clock() {
         strandline::service::run_to_end(Arc::new(pipeline), 2, |handle| begun.send(handle).unwrap())
     });
     let handle = handle.recv().unwrap();
-    stand.until_committed(&bids.ends()).await;
+    stand.until_committed(&bids.feed.ends()).await;
 
     let mut wanted: BTreeMap<(i64, i64), i64> = BTreeMap::new();
     let mut next = BTreeMap::new();
     for (partition, from, until, now) in record.lock().unwrap().iter() {
         assert_eq!(next.insert(*partition, *until).unwrap_or(0), *from, "no batch was read twice");
         let start = (now / 1_000).div_euclid(SIZE) * SIZE;
-        for bid in &bids.logs[*partition as usize][*from as usize..*until as usize] {
+        for bid in &bids.feed.logs[*partition as usize][*from as usize..*until as usize] {
             *wanted.entry((bidder(bid), start)).or_default() += 1;
         }
     }
@@ -125,9 +125,9 @@ async fn nexmark_12_under_a_recorded_clock() {
 async fn nexmark_12_killed_has_every_bid_once() {
     let bids = Bids::filled().await;
     let Run { stand, sink, service } = Run::of(12, bids).await;
-    stand.until_committed(&bids.ends()).await;
+    stand.until_committed(&bids.feed.ends()).await;
     let mut wanted: BTreeMap<i64, i64> = BTreeMap::new();
-    bids.logs.iter().flatten().for_each(|bid| *wanted.entry(bidder(bid)).or_default() += 1);
+    bids.feed.logs.iter().flatten().for_each(|bid| *wanted.entry(bidder(bid)).or_default() += 1);
     let sums = |rows: &Rows| {
         let mut sums: BTreeMap<i64, i64> = BTreeMap::new();
         for row in rows.values() {
