@@ -32,7 +32,8 @@ use crate::ports::{DeadLetter, KeyedOperator, StageError, StateDelta, StateTable
 use crate::position::{Counts, Offset, PartitionKey, Position, Vector, Watermark};
 use crate::spans::{self, LINKED, part_of};
 
-/// How many times the bound of pending rows changes of the state may take before they hold back the sources.
+/// How many times the bound of pending rows changes of the state may take before they hold back the sources, unless that is
+/// less than the state itself has: a large one would be written over and over.
 const CHANGES: usize = 4;
 /// The share of the budget in flight that may wait for a checkpoint before one is taken early. The other half lets the
 /// sources go on while it commits.
@@ -211,11 +212,17 @@ impl AggregationActor {
             }
             self.env.board.shard(self.shard, |status| status.rows += count as u64);
         }
-        let bound = self.env.pipeline.tuning.pending_bytes.saturating_mul(CHANGES);
-        if letters || self.operator.pending_bytes() > 0 || self.operator.changed_bytes() > bound {
+        if letters || self.operator.pending_bytes() > 0 || self.many_changes() {
             self.held.extend(batch.credit);
         }
         Ok(LaneReply::Done { closed: self.closed })
+    }
+
+    /// Whether the changes of the state take so much memory that the sources have to wait for a checkpoint.
+    fn many_changes(&self) -> bool {
+        let changed = self.operator.changed_bytes();
+        let bound = self.env.pipeline.tuning.pending_bytes.saturating_mul(CHANGES);
+        changed > bound && changed > self.operator.bytes().saturating_sub(changed)
     }
 
     /// Whether a checkpoint is due now.

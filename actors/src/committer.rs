@@ -474,8 +474,8 @@ pub(crate) async fn read_segment(
     })
 }
 
-/// Goes back to the newest kept state that can be read, at a higher epoch: only if the sink's rows replace each other and
-/// Kafka still has every record from there on. Otherwise the shard halts, and its pointer stays as it is, so that a segment
+/// Goes back to the newest kept state that can be read, at a higher epoch: only if the sink's rows replace each other, the
+/// query gives the same rows again, and Kafka still has every record from there on. Otherwise the shard halts, and its pointer stays as it is, so that a segment
 /// that is restored mends it: nothing is lost silently.
 async fn fall_back(env: &Env, current: &Pointer, why: &str) -> Result<Pointer, Cause> {
     let shard = current.shard;
@@ -491,8 +491,8 @@ async fn fall_back(env: &Env, current: &Pointer, why: &str) -> Result<Pointer, C
     if !env.pipeline.sink.replaces() {
         return Err(refuse("the sink would show rows twice"));
     }
-    if env.pipeline.query.retracts() {
-        return Err(refuse("the query removes rows from the sink, and which it holds by now is not known"));
+    if let Some(reason) = env.pipeline.query.unrepeatable() {
+        return Err(refuse(reason));
     }
     let mut readable = None;
     for (number, kept) in current.kept.iter().enumerate() {
@@ -512,10 +512,15 @@ async fn fall_back(env: &Env, current: &Pointer, why: &str) -> Result<Pointer, C
     };
     let source = &env.pipeline.source;
     let partitions = source.partitions().await.map_err(Cause::from)?;
-    for key in current.content.vector.0.keys() {
+    for (key, now) in &current.content.vector.0 {
         // A partition that was met only after the earlier state goes back to its start.
         let needed = match earlier.vector.get(key) {
             Some(position) => position.next,
+            None if env.pipeline.query.closes() && !earlier.vector.0.is_empty() => {
+                return Err(refuse(&format!(
+                    "partition {key} was found after the earlier state, and what was closed by then may come out otherwise"
+                )));
+            }
             None => {
                 let read = || env.pipeline.store.start_offset(key);
                 let start = env.patiently("reading a start offset", read).await?;
@@ -527,8 +532,26 @@ async fn fall_back(env: &Env, current: &Pointer, why: &str) -> Result<Pointer, C
         };
         let first = source.start_offset(partition, true).await.map_err(Cause::from)?;
         if first > needed {
-            let now = format!("{partition} begins at {first} by now, the records from {needed} on are needed");
-            return Err(refuse(&now));
+            let begins = format!("{partition} begins at {first} by now, the records from {needed} on are needed");
+            return Err(refuse(&begins));
+        }
+        if earlier.vector.get(key).is_none_or(|earlier| earlier.next < now.next) {
+            match source.thins(partition).await {
+                Ok(false) => {}
+                Ok(true) => {
+                    return Err(refuse(&format!(
+                        "topic `{}` is compacted, so records that were counted may be gone",
+                        partition.topic
+                    )));
+                }
+                Err(error) => {
+                    return Err(refuse(&format!(
+                        "it is not known whether topic `{}` is compacted, and so whether all records are still there \
+                         (the client needs the permission DESCRIBE_CONFIGS on it): {error}",
+                        partition.topic
+                    )));
+                }
+            }
         }
     }
     tracing::error!(shard, from = %current.epoch, to = %earlier.epoch, "{why}; going back to an earlier state");

@@ -93,6 +93,10 @@ pub trait Source: Send + Sync {
     /// pipeline's first start, and so starts at its beginning.
     async fn start_offset(&self, partition: &SourcePartition, discovered: bool) -> Result<Offset, SourceError>;
 
+    /// Whether records may disappear from the middle of the partition's log, as from a compacted topic: then what was read
+    /// once may not be there to be read again.
+    async fn thins(&self, partition: &SourcePartition) -> Result<bool, SourceError>;
+
     /// Starts to read a partition at an offset.
     async fn open(&self, partition: &SourcePartition, from: Offset) -> Result<Box<dyn PartitionReader>, SourceError>;
 
@@ -320,9 +324,12 @@ pub trait Query: Send + Sync {
     /// The second half, for one shard.
     fn operator(&self, shard: ShardId) -> Box<dyn KeyedOperator>;
 
-    /// Whether the query removes rows from the sink that it wrote before. Then what the sink holds depends on more than the
-    /// present state, and a shard cannot go back to an earlier one.
-    fn retracts(&self) -> bool;
+    /// Why a shard cannot go back to an earlier state and compute the same records again, if it cannot: rows that it wrote
+    /// before would stay in the sink, which a second time it does not write.
+    fn unrepeatable(&self) -> Option<&'static str>;
+
+    /// Whether the watermark closes windows, or lets groups be forgotten.
+    fn closes(&self) -> bool;
 }
 
 // ---------------------------------------------------------------------------------------------------------------------

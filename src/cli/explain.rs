@@ -137,11 +137,8 @@ impl Explained<'_> {
                     .to_owned(),
             );
         }
-        if self.plan.query().retracts() {
-            notices.push(
-                "the query takes rows back (HAVING): a shard with a damaged segment cannot go back to an earlier state"
-                    .to_owned(),
-            );
+        if let Some(why) = self.plan.query().unrepeatable() {
+            notices.push(format!("a shard with a damaged segment cannot go back to an earlier state: {why}"));
         }
         if self.settings.store.kind == StoreKind::Local {
             notices.push("the local store belongs to one process of one machine".to_owned());

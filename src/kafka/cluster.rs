@@ -320,6 +320,15 @@ impl Cluster {
         .await
     }
 
+    /// Asks how the topic of a table is cleaned up (`cleanup.policy`), waiting for as long as nobody answers.
+    pub(super) async fn cleanup_policy(&self, table: usize) -> Result<String, SourceError> {
+        let topic = self.tables[table].topic.clone();
+        let what = format!("`cleanup.policy` of topic `{topic}`");
+        let policy =
+            self.ask(table, &what, move |client| client.topic_setting(&topic, "cleanup.policy", ASK_TIMEOUT)).await?;
+        policy.ok_or_else(|| SourceError::Failed(format!("Kafka at {} does not tell {what}", self.servers(table))))
+    }
+
     /// Asks for the first offset of a record that is not older than a time in milliseconds, waiting for as long as nobody
     /// answers.
     pub(super) async fn offset_at(

@@ -110,6 +110,11 @@ impl Source for KafkaSource {
         Ok(Offset(if start == StartAt::End { high } else { low }))
     }
 
+    async fn thins(&self, partition: &SourcePartition) -> Result<bool, SourceError> {
+        let policy = self.cluster.cleanup_policy(self.table_of(partition)?).await?;
+        Ok(policy.split(',').any(|part| part.trim() == "compact"))
+    }
+
     async fn end(&self, partition: &SourcePartition) -> Option<Offset> {
         let table = self.cluster.table_of(partition)?;
         // That of another topic of the same name says nothing.

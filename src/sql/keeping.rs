@@ -5,9 +5,9 @@ use datafusion::logical_expr::Expr;
 use super::error::{Place, SqlError};
 use super::expiry::Expiry;
 use super::metadata::Metadata;
-use super::options::{OutputMode, WatermarkText};
+use super::options::OutputMode;
 use super::ranking;
-use super::shape::{Arm, Grouping, Shape};
+use super::shape::{Grouping, Shape};
 use super::statements::SourceTable;
 use crate::catalog::SinkTable;
 
@@ -20,14 +20,8 @@ pub(super) fn expiry(
     ttl: Option<(i64, Option<Place>)>,
 ) -> Result<Expiry, SqlError> {
     let watermarks = || sources.iter().map(|source| source.options.watermark.as_ref());
-    let is_time = |group: &Expr| {
-        let of_arm = |(arm, watermark): (&Arm, Option<&WatermarkText>)| {
-            watermark.is_some_and(|watermark| arm.is_column(group, &watermark.column))
-        };
-        shape.source().arms.iter().zip(watermarks()).all(of_arm)
-    };
-    let distinct = shape.grouping.as_ref().filter(|grouping| grouping.distinct);
-    let by_time = distinct.and_then(|grouping| grouping.groups.iter().position(is_time));
+    // Complete mode needs all groups.
+    let by_time = event_time(shape, sources).filter(|_| !matches!(mode, OutputMode::Complete { .. }));
     let Some((ttl, place)) = ttl else {
         return Ok(by_time.map_or(Expiry::Never, |group| Expiry::AtItsTime { group }));
     };
@@ -48,10 +42,7 @@ pub(super) fn expiry(
         ));
     }
     if by_time.is_some() {
-        return refuse(
-            "the event time is among the columns of SELECT DISTINCT, so the watermark bounds the state; leave it out"
-                .into(),
-        );
+        return refuse("the event time is among the groups, so the watermark bounds the state; leave it out".into());
     }
     match mode {
         OutputMode::Update => {}
@@ -76,6 +67,21 @@ pub(super) fn expiry(
         return refuse(reason);
     }
     Ok(Expiry::AfterLastRow { ttl, by_arrival: watermarks().all(|watermark| watermark.is_none()) })
+}
+
+/// Which of the groups is the event time as it is, if one is and there is no window: once the watermark has passed its
+/// time, no row comes for it.
+pub(super) fn event_time(shape: &Shape, sources: &[&SourceTable]) -> Option<usize> {
+    let Some(Grouping { window: None, groups, .. }) = &shape.grouping else { return None };
+    if shape.first.is_some() {
+        return None;
+    }
+    let is_time = |group: &Expr| {
+        shape.arms.iter().zip(sources).all(|(arm, source)| {
+            source.options.watermark.as_ref().is_some_and(|watermark| arm.is_column(group, &watermark.column))
+        })
+    };
+    groups.iter().position(is_time)
 }
 
 /// The column whose time says how old a row is.

@@ -4,6 +4,7 @@ use arrow::datatypes::DataType;
 
 use super::clock::is_clock;
 use super::error::SqlError;
+use super::keeping;
 use super::metadata::Metadata;
 use super::options::{OutputMode, WatermarkText};
 use super::shape::{Arm, Grouping, Shape};
@@ -53,12 +54,15 @@ fn of_query(shape: &Shape, sources: &[&SourceTable], mode: OutputMode) -> Result
     if let (Some(ranked), Some(grouping)) = (&shape.ranked_groups, &shape.grouping) {
         ranked.check(grouping, mode)?;
     }
+    // Groups of one time are final when the watermark has passed it.
+    let passes = keeping::event_time(shape, sources).is_some();
     if let Some(Grouping { ranking: Some(ranked), window: None, .. }) = &shape.grouping
         && mode == OutputMode::Append
+        && !passes
     {
         return Err(SqlError::new(format!(
             "'output.mode' 'append' writes a row once, when it is final, but a later record can always push a row out of \
-             the first of its key: add window(...) to PARTITION BY of {}(), or take 'update'",
+             the first of its key: add window(...) or the 'watermark.column' to PARTITION BY of {}(), or take 'update'",
             ranked.numbering.name().to_uppercase()
         )));
     }
@@ -70,9 +74,9 @@ fn of_query(shape: &Shape, sources: &[&SourceTable], mode: OutputMode) -> Result
             "'output.mode' 'complete' writes all rows again and again, but a row of SELECT DISTINCT never changes: take \
              'append'",
         )),
-        (OutputMode::Append, Some(Grouping { window: None, .. })) => Err(SqlError::new(
-            "'output.mode' 'append' writes a group once, when it is final, but without a window in GROUP BY no group ever \
-             is: add window(...), or take 'update'",
+        (OutputMode::Append, Some(Grouping { window: None, .. })) if !passes => Err(SqlError::new(
+            "'output.mode' 'append' writes a group once, when it is final, but without a window, or the column of a \
+             watermark as it is, in GROUP BY no group ever is: add window(...), or take 'update'",
         )),
         (OutputMode::Append, Some(_)) if timeless.is_some() => Err(SqlError::new(format!(
             "'output.mode' 'append' writes a window once, when it is final, and only a watermark says when that is: set \
@@ -121,7 +125,10 @@ pub(super) fn check_close_after(sources: &[&SourceTable], queries: &[Closer<'_>]
         None if queries.iter().any(|query| matches!(query.mode, OutputMode::Complete { .. })) => {
             Some("complete mode closes no windows")
         }
-        None => Some("without a window in GROUP BY there is nothing to close"),
+        None => Some(
+            "without a window in GROUP BY there is nothing to close (groups of one event time are closed by the watermark \
+             alone)",
+        ),
         Some(first) if windows.any(|window| window != first) || queries.iter().any(|query| query.forgets) => Some(
             "several INSERT INTO have different windows, or forget groups by the same watermark, and what silence closes \
              of one would be too early for another: take one pipeline for each",

@@ -45,6 +45,8 @@ pub struct Plan {
     /// What whoever runs it should know of it.
     pub notices: Vec<String>,
     stages: Vec<Arc<StagePlan>>,
+    unrepeatable: Option<&'static str>,
+    closes: bool,
 }
 
 /// One INSERT of a pipeline.
@@ -185,6 +187,8 @@ fn build(statements: &Statements, checked: &[Checked<'_>]) -> Result<Plan, SqlEr
         }
         inserts.push(insert);
     }
+    let unrepeatable = unrepeatable(&readings, &branches, &inserts);
+    let closes = branches.iter().flatten().any(Branch::closes);
     let stages = readings
         .iter()
         .zip(branches)
@@ -199,7 +203,27 @@ fn build(statements: &Statements, checked: &[Checked<'_>]) -> Result<Plan, SqlEr
         reading,
         notices,
         stages,
+        unrepeatable,
+        closes,
     })
+}
+
+/// Why the same records do not give the same rows again, if they do not.
+fn unrepeatable(readings: &[Reading<'_>], branches: &[Vec<Branch>], inserts: &[Insert]) -> Option<&'static str> {
+    let closes = || branches.iter().flatten().any(Branch::closes);
+    let early = |reading: &Reading<'_>| {
+        let watermark = reading.table.options.watermark.as_ref();
+        watermark.is_some_and(|watermark| watermark.idle.is_some() || watermark.close_after.is_some())
+    };
+    if inserts.iter().any(|insert| insert.second.retracts()) {
+        Some("the query removes rows from the sink, and which it holds by now is not known")
+    } else if readings.iter().any(|reading| reading.table.by_clock()) {
+        Some("by processing time a record that is read again belongs elsewhere")
+    } else if closes() && readings.iter().any(early) {
+        Some("what idleness or silence closed may be closed at another place when the records are read again")
+    } else {
+        None
+    }
 }
 
 /// The scans of a table.
@@ -249,7 +273,8 @@ impl Plan {
     /// The two halves of the query, for so many shards.
     pub fn query(&self) -> Arc<dyn Query> {
         let seconds = self.inserts.iter().map(|insert| insert.second.clone()).collect();
-        Arc::new(Planned { stages: self.stages.clone(), seconds })
+        let stages = self.stages.clone();
+        Arc::new(Planned { stages, seconds, unrepeatable: self.unrepeatable, closes: self.closes })
     }
 
     /// The tables that are written, by the numbers of their INSERTs.
@@ -268,6 +293,8 @@ struct Planned {
     stages: Vec<Arc<StagePlan>>,
     /// One for each INSERT.
     seconds: Vec<Second>,
+    unrepeatable: Option<&'static str>,
+    closes: bool,
 }
 
 impl Query for Planned {
@@ -282,7 +309,11 @@ impl Query for Planned {
         }
     }
 
-    fn retracts(&self) -> bool {
-        self.seconds.iter().any(Second::retracts)
+    fn unrepeatable(&self) -> Option<&'static str> {
+        self.unrepeatable
+    }
+
+    fn closes(&self) -> bool {
+        self.closes
     }
 }

@@ -6,6 +6,7 @@
 
 #![allow(clippy::unwrap_used, unreachable_pub)]
 
+mod damage;
 mod faults;
 mod flaws;
 mod halt;
@@ -25,6 +26,7 @@ mod truth;
 mod world;
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
@@ -71,8 +73,7 @@ pub fn on_all_processors<T: Sync>(tasks: &[T], work: impl Fn(&T) -> bool + Sync)
 /// What is to be read when a seed failed: it is run again, and written down.
 fn story(seed: u64, report: &Report) -> String {
     let again = simulate(Plan { traced: true, ..Plan::hostile(seed) });
-    let replayed =
-        if again.wrong.len() == report.wrong.len() { "" } else { "\nwhen it was run again, something else went wrong" };
+    let replayed = if again.wrong == report.wrong { "" } else { "\nwhen it was run again, something else went wrong" };
     format!(
         "{}\n\nseed {seed}: {}{replayed}\nrun again with SIMULATION_SEEDS={seed}..{}",
         again.trace.join("\n"),
@@ -133,16 +134,16 @@ fn whatever_happens_the_result_is_that_of_a_plain_loop() {
         panic!("{failure}");
     }
     let (coverage, fewest) = (coverage.into_inner().unwrap(), fewest.into_inner().unwrap());
-    println!(
-        "{} seeds, each with at least {} records, {} checkpoints, {} faults",
-        seeds.len(),
-        fewest.0,
-        fewest.1,
-        fewest.2
+    let (records, checkpoints, faults) = fewest;
+    let mut text = format!(
+        "\n{} seeds, each with at least {records} records, {checkpoints} checkpoints, {faults} faults\n",
+        seeds.len()
     );
     for (fault, (times, seeds)) in &coverage {
-        println!("{times:8} times in {seeds:6} seeds: {fault}");
+        text += &format!("{times:8} times in {seeds:6} seeds: {fault}\n");
     }
+    // What a test prints is shown only when it fails; this is shown always.
+    std::io::stderr().write_all(text.as_bytes()).unwrap();
     assert!(fewest.0 >= 500 && fewest.1 >= 5 && fewest.2 >= 3, "too quiet a life: {fewest:?}");
     if seeds.len() >= 100 {
         for fault in faults::KINDS {

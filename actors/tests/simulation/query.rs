@@ -95,6 +95,10 @@ pub struct SumsAndWindows {
     pub process: Arc<Process>,
     pub chance: Arc<Chance>,
     pub ledger: Arc<Ledger>,
+    /// Why it cannot be computed again, if it cannot.
+    pub unrepeatable: Option<&'static str>,
+    /// What was closed may come out otherwise when partitions are found.
+    pub closes: bool,
 }
 
 impl Query for SumsAndWindows {
@@ -107,8 +111,13 @@ impl Query for SumsAndWindows {
         })
     }
 
-    fn retracts(&self) -> bool {
-        false
+    fn unrepeatable(&self) -> Option<&'static str> {
+        self.unrepeatable
+    }
+
+    /// Its windows are compared with what was closed when, whatever comes out.
+    fn closes(&self) -> bool {
+        self.closes
     }
 
     fn operator(&self, shard: ShardId) -> Box<dyn KeyedOperator> {

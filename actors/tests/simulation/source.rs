@@ -1,6 +1,7 @@
 //! A fake log: partitions with holes in their offsets, read in ragged batches, by readers that sometimes are wrong.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -41,6 +42,8 @@ pub struct FakeKafka {
     pub broken: Mutex<BTreeSet<i32>>,
     /// Partitions whose readers pass for so long over what was aborted.
     pub aborted: Mutex<BTreeMap<i32, Duration>>,
+    /// Its topic is compacted.
+    pub thins: AtomicBool,
     pub chance: Arc<Chance>,
 }
 
@@ -54,6 +57,7 @@ impl FakeKafka {
             withheld: Mutex::default(),
             broken: Mutex::default(),
             aborted: Mutex::default(),
+            thins: AtomicBool::default(),
             chance,
         }
     }
@@ -106,6 +110,11 @@ impl Source for ProcessKafka {
     async fn start_offset(&self, _: &SourcePartition, _: bool) -> Result<Offset, SourceError> {
         self.process.awaits("start offset").await;
         Ok(Offset(0))
+    }
+
+    async fn thins(&self, _: &SourcePartition) -> Result<bool, SourceError> {
+        self.process.awaits("thins").await;
+        Ok(self.kafka.thins.load(Ordering::SeqCst))
     }
 
     async fn end(&self, partition: &SourcePartition) -> Option<Offset> {

@@ -113,6 +113,10 @@ pub struct World {
     pub refusing: Arc<AtomicI64>,
     /// Restarts until an actor halts.
     budget: u32,
+    /// Why the query cannot be computed again from an earlier state, if it cannot.
+    unrepeatable: Option<&'static str>,
+    /// The query is said to close windows.
+    closes: bool,
     /// Threads of their own for the actors, in real time, and how long one may take; none: all on one, in virtual time.
     threads: Option<(usize, Duration)>,
     begun: tokio::time::Instant,
@@ -146,6 +150,8 @@ impl World {
             history,
             refusing: Arc::new(AtomicI64::new(-1)),
             budget: 1_000_000,
+            unrepeatable: None,
+            closes: false,
             threads: None,
             begun: tokio::time::Instant::now(),
             processes: Arc::default(),
@@ -165,6 +171,8 @@ impl World {
             history: Arc::clone(&self.history),
             refusing: Arc::clone(&self.refusing),
             budget: self.budget,
+            unrepeatable: self.unrepeatable,
+            closes: self.closes,
             threads: self.threads,
             begun: self.begun,
             processes: Arc::clone(&self.processes),
@@ -176,6 +184,16 @@ impl World {
     /// The same world with fewer restarts until an actor halts.
     pub fn with_budget(&self, budget: u32) -> Self {
         Self { budget, ..self.copy() }
+    }
+
+    /// The same world with a query that cannot be computed again.
+    pub fn unrepeatable(&self, why: &'static str) -> Self {
+        Self { unrepeatable: Some(why), ..self.copy() }
+    }
+
+    /// The same world with a query of which is said that it closes windows.
+    pub fn closing(&self) -> Self {
+        Self { closes: true, ..self.copy() }
     }
 
     /// The same world with so many rows in a batch at most.
@@ -261,6 +279,8 @@ impl World {
             process: ported(),
             chance: Arc::clone(&self.chance),
             ledger: Arc::clone(&self.ledger),
+            unrepeatable: self.unrepeatable,
+            closes: self.closes,
         };
         let pipeline = Pipeline {
             name: "simulated".into(),

@@ -53,15 +53,10 @@ impl Client {
         let names = names.iter().map(|name| c_string(name)).collect::<Result<Vec<_>, _>>()?;
         let mut pointers: Vec<*const c_char> = names.iter().map(|name| name.as_ptr()).collect();
         let options = AdminOptions::new(self, rd::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBETOPICS, timeout)?;
+        options.at_broker(broker)?;
         let queue = Queue::new(self)?;
-        let mut reason = [0 as c_char; 256];
         // SAFETY: the collection copies the names and is destroyed right after the request, which copies it in turn.
         unsafe {
-            let code =
-                rd::rd_kafka_AdminOptions_set_broker(options.0.as_ptr(), broker, reason.as_mut_ptr(), reason.len());
-            if code != Resp::RD_KAFKA_RESP_ERR_NO_ERROR {
-                return Err(Fault { code: Code(code as i32), text: text(reason.as_ptr()) });
-            }
             let topics = rd::rd_kafka_TopicCollection_of_topic_names(pointers.as_mut_ptr(), pointers.len());
             rd::rd_kafka_DescribeTopics(self.rk.as_ptr(), topics, options.0.as_ptr(), queue.queue.as_ptr());
             rd::rd_kafka_TopicCollection_destroy(topics);
@@ -97,6 +92,74 @@ impl Client {
             }
         }
         Ok(described)
+    }
+
+    /// Asks the cluster for a setting of a topic; `None` if it has none of that name.
+    pub(in crate::kafka) fn topic_setting(
+        self: &Arc<Self>,
+        topic: &str,
+        setting: &str,
+        timeout: Duration,
+    ) -> Result<Option<String>, Fault> {
+        let broker = self.some_broker(timeout)?;
+        self.topic_setting_at(broker, topic, setting, timeout).inspect_err(|_| {
+            self.unanswered.fetch_add(1, Ordering::Relaxed);
+        })
+    }
+
+    fn topic_setting_at(
+        self: &Arc<Self>,
+        broker: i32,
+        topic: &str,
+        setting: &str,
+        timeout: Duration,
+    ) -> Result<Option<String>, Fault> {
+        let topic = c_string(topic)?;
+        let options = AdminOptions::new(self, rd::rd_kafka_admin_op_t::RD_KAFKA_ADMIN_OP_DESCRIBECONFIGS, timeout)?;
+        options.at_broker(broker)?;
+        let queue = Queue::new(self)?;
+        // SAFETY: the resource copies the name and is destroyed right after the request, which copies it in turn.
+        unsafe {
+            let mut resource =
+                rd::rd_kafka_ConfigResource_new(rd::rd_kafka_ResourceType_t::RD_KAFKA_RESOURCE_TOPIC, topic.as_ptr());
+            if resource.is_null() {
+                return Err(Fault::of(Resp::RD_KAFKA_RESP_ERR__INVALID_ARG));
+            }
+            let rk = self.rk.as_ptr();
+            rd::rd_kafka_DescribeConfigs(rk, &mut resource, 1, options.0.as_ptr(), queue.queue.as_ptr());
+            rd::rd_kafka_ConfigResource_destroy(resource);
+        }
+        let event = queue.event(timeout + Duration::from_secs(1))?;
+        // SAFETY: the result and all that it holds belong to the event, which outlives this block; each list has
+        // `count` elements.
+        unsafe {
+            let result = rd::rd_kafka_event_DescribeConfigs_result(event.0.as_ptr());
+            if result.is_null() {
+                return Err(Fault::of(Resp::RD_KAFKA_RESP_ERR__INVALID_TYPE));
+            }
+            let mut count = 0;
+            let resources = rd::rd_kafka_DescribeConfigs_result_resources(result, &mut count);
+            if count == 0 {
+                return Err(Fault::of(Resp::RD_KAFKA_RESP_ERR__BAD_MSG));
+            }
+            let resource = *resources;
+            match rd::rd_kafka_ConfigResource_error(resource) {
+                Resp::RD_KAFKA_RESP_ERR_NO_ERROR => {}
+                code => {
+                    let said = text(rd::rd_kafka_ConfigResource_error_string(resource));
+                    return Err(Fault { code: Code(code as i32), text: said });
+                }
+            }
+            let entries = rd::rd_kafka_ConfigResource_configs(resource, &mut count);
+            for i in 0..count {
+                let entry = *entries.add(i);
+                if text(rd::rd_kafka_ConfigEntry_name(entry)) == setting {
+                    let value = rd::rd_kafka_ConfigEntry_value(entry);
+                    return Ok((!value.is_null()).then(|| text(value)));
+                }
+            }
+        }
+        Ok(None)
     }
 
     /// Asks the partition's leader for the first offset of the log and the first one that cannot be read yet.
@@ -293,6 +356,19 @@ impl AdminOptions {
                 return Err(Fault { code: Code(code as i32), text: text(reason.as_ptr()) });
             }
             Ok(options)
+        }
+    }
+
+    /// Puts the question to this broker.
+    fn at_broker(&self, broker: i32) -> Result<(), Fault> {
+        let mut reason = [0 as c_char; 256];
+        // SAFETY: live options, and a buffer of the length that is said.
+        unsafe {
+            let (into, len) = (reason.as_mut_ptr(), reason.len());
+            match rd::rd_kafka_AdminOptions_set_broker(self.0.as_ptr(), broker, into, len) {
+                Resp::RD_KAFKA_RESP_ERR_NO_ERROR => Ok(()),
+                code => Err(Fault { code: Code(code as i32), text: text(reason.as_ptr()) }),
+            }
         }
     }
 }

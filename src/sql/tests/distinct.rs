@@ -54,7 +54,7 @@ fn each_row_is_written_once() {
             assert_eq!(found, wanted);
             assert!(pipeline.written.values().all(|times| *times == 1), "each row once");
             assert_eq!(pipeline.keys(), wanted.len());
-            assert!(!pipeline.query.retracts());
+            assert!(pipeline.query.unrepeatable().is_none());
         }
     });
 }

@@ -276,7 +276,7 @@ fn what_cannot_expire_is_refused() {
             "a window is removed when the watermark has passed its end",
         ),
         ("'state.ttl'", "'output.mode' 'complete', 'state.ttl'", "groups that were forgotten would be missing"),
-        ("'state.ttl'", "'output.mode' 'append', 'state.ttl'", "without a window in GROUP BY no group ever is"),
+        ("'state.ttl'", "'output.mode' 'append', 'state.ttl'", "in GROUP BY no group ever is"),
         ("'state.ttl'", "'state.tll'", "did you mean 'state.ttl'?"),
     ];
     for (from, to, message) in cases {

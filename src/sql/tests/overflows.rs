@@ -3,7 +3,7 @@
 use strandline_actors::ports::StageError;
 use strandline_actors::position::Counts;
 
-use super::harness::{Pipeline, letters, log, planned, refused, run_stage, total};
+use super::harness::{Pipeline, each_way, letters, log, planned, refused, run_stage, total};
 
 fn grouped(calls: &str, results: &str) -> String {
     format!(
@@ -17,45 +17,49 @@ fn grouped(calls: &str, results: &str) -> String {
 /// Several sums of one column, each with something added, are not made of one sum.
 #[test]
 fn sums_of_a_column_with_something_added_are_exact_or_halt() {
-    let of = |numbers: &[i64]| log(numbers.iter().map(|i| format!("{{\"k\":\"a\",\"i\":{i},\"m\":\"1.5\"}}")));
-    let mut pipeline = Pipeline::new(&grouped("sum(i + 0), sum(i + 2)", "a BIGINT, b BIGINT"), 1, 1);
-    pipeline.batch(0, &of(&[i64::MAX - 3, 1]), 0, 2);
-    let Err(StageError::Halt(why)) = pipeline.try_checkpoint(0) else { panic!("it has a result") };
-    assert!(why.contains("group (a)") && why.contains("orders.i + Int64(2)"), "{why}");
+    each_way(|| {
+        let of = |numbers: &[i64]| log(numbers.iter().map(|i| format!("{{\"k\":\"a\",\"i\":{i},\"m\":\"1.5\"}}")));
+        let mut pipeline = Pipeline::new(&grouped("sum(i + 0), sum(i + 2)", "a BIGINT, b BIGINT"), 1, 1);
+        pipeline.batch(0, &of(&[i64::MAX - 3, 1]), 0, 2);
+        let Err(StageError::Halt(why)) = pipeline.try_checkpoint(0) else { panic!("it has a result") };
+        assert!(why.contains("group (a)") && why.contains("orders.i + Int64(2)"), "{why}");
 
-    let mut pipeline = Pipeline::new(&grouped("sum(i - 6), sum(i - 5)", "a BIGINT, b BIGINT"), 1, 1);
-    pipeline.batch(0, &of(&[i64::MAX, 1]), 0, 2);
-    pipeline.checkpoint_all();
-    let row: Vec<_> = pipeline.rows.values().flatten().map(ToString::to_string).collect();
-    assert_eq!(row[1..], [(i64::MAX - 11).to_string(), (i64::MAX - 9).to_string()]);
+        let mut pipeline = Pipeline::new(&grouped("sum(i - 6), sum(i - 5)", "a BIGINT, b BIGINT"), 1, 1);
+        pipeline.batch(0, &of(&[i64::MAX, 1]), 0, 2);
+        pipeline.checkpoint_all();
+        let row: Vec<_> = pipeline.rows.values().flatten().map(ToString::to_string).collect();
+        assert_eq!(row[1..], [(i64::MAX - 11).to_string(), (i64::MAX - 9).to_string()]);
 
-    let calls = "sum(m + CAST(0.5 AS DECIMAL(2,1))), sum(m + CAST(1.0 AS DECIMAL(2,1)))";
-    let mut pipeline = Pipeline::new(&grouped(calls, "a DECIMAL(20,1), b DECIMAL(20,1)"), 1, 1);
-    pipeline.batch(0, &of(&[1; 20]), 0, 20);
-    pipeline.checkpoint_all();
-    let row: Vec<_> = pipeline.rows.values().flatten().map(ToString::to_string).collect();
-    assert_eq!(row, ["a", "40.0", "50.0"]);
+        let calls = "sum(m + CAST(0.5 AS DECIMAL(2,1))), sum(m + CAST(1.0 AS DECIMAL(2,1)))";
+        let mut pipeline = Pipeline::new(&grouped(calls, "a DECIMAL(20,1), b DECIMAL(20,1)"), 1, 1);
+        pipeline.batch(0, &of(&[1; 20]), 0, 20);
+        pipeline.checkpoint_all();
+        let row: Vec<_> = pipeline.rows.values().flatten().map(ToString::to_string).collect();
+        assert_eq!(row, ["a", "40.0", "50.0"]);
+    });
 }
 
 /// The sum of lengths of time may be far longer than what nanoseconds last.
 #[test]
 fn an_average_of_lengths_of_time_is_right_however_long_they_are_together() {
-    let call = "arrow_cast(avg(t - to_timestamp('1900-01-01T00:00:00')), 'Int64'), \
-                arrow_cast(avg(t - to_timestamp('1900-01-01T00:00:00')) FILTER (WHERE i > 9), 'Int64')";
-    let values = log(["2100-01-01T00:00:00", "2100-01-01T00:00:00", "2100-01-01T00:00:03"]
-        .map(|t| format!("{{\"k\":\"a\",\"i\":1,\"t\":\"{t}\"}}"))
-        .into_iter()
-        .chain(["{\"k\":\"a\"}".to_owned(), "{\"k\":\"b\"}".to_owned()]));
-    for cut in [1, 5] {
-        let mut pipeline = Pipeline::new(&grouped(call, "a BIGINT, b BIGINT"), 1, 1);
-        for at in (0..5).step_by(cut) {
-            pipeline.batch(0, &values, at, at + cut as i64);
-            pipeline.checkpoint_all();
-            pipeline.restart(0);
+    each_way(|| {
+        let call = "arrow_cast(avg(t - to_timestamp('1900-01-01T00:00:00')), 'Int64'), \
+                    arrow_cast(avg(t - to_timestamp('1900-01-01T00:00:00')) FILTER (WHERE i > 9), 'Int64')";
+        let values = log(["2100-01-01T00:00:00", "2100-01-01T00:00:00", "2100-01-01T00:00:03"]
+            .map(|t| format!("{{\"k\":\"a\",\"i\":1,\"t\":\"{t}\"}}"))
+            .into_iter()
+            .chain(["{\"k\":\"a\"}".to_owned(), "{\"k\":\"b\"}".to_owned()]));
+        for cut in [1, 5] {
+            let mut pipeline = Pipeline::new(&grouped(call, "a BIGINT, b BIGINT"), 1, 1);
+            for at in (0..5).step_by(cut) {
+                pipeline.batch(0, &values, at, at + cut as i64);
+                pipeline.checkpoint_all();
+                pipeline.restart(0);
+            }
+            let rows: Vec<_> = pipeline.rows.values().flatten().map(ToString::to_string).collect();
+            assert_eq!(rows, ["a", "6311433601000000000", "NULL", "b", "NULL", "NULL"]);
         }
-        let rows: Vec<_> = pipeline.rows.values().flatten().map(ToString::to_string).collect();
-        assert_eq!(rows, ["a", "6311433601000000000", "NULL", "b", "NULL", "NULL"]);
-    }
+    });
 }
 
 /// A number that a row's arithmetic does not hold makes a bad record, in each place where rows are computed.
@@ -107,31 +111,33 @@ fn a_halt_for_a_group_says_that_a_changed_query_starts_from_the_beginning() {
 /// One record whose key does not fit the sink is bad; its shard goes on.
 #[test]
 fn a_group_that_does_not_fit_its_column_makes_a_bad_record() {
-    for (from, to, select) in [
-        ("BIGINT", "INT", "SELECT qty, count(*) FROM orders GROUP BY qty"),
-        ("BIGINT", "SMALLINT", "SELECT CAST(qty AS INT), count(*) FROM orders GROUP BY CAST(qty AS INT)"),
-        ("BIGINT", "DECIMAL(5,0)", "SELECT qty, count(*) FROM orders WHERE qty IS NULL OR qty <> 5 GROUP BY qty"),
-        ("BIGINT UNSIGNED", "INT", "SELECT qty, count(*) FROM orders GROUP BY qty HAVING count(*) > 0"),
-        (
-            "BIGINT",
-            "INT",
-            "SELECT qty, count(*) FROM (SELECT qty FROM orders UNION ALL SELECT qty FROM orders) GROUP BY qty",
-        ),
-    ] {
-        let sql = format!(
-            "CREATE EXTERNAL TABLE orders (qty {from}) STORED AS JSON LOCATION 'kafka://orders';
-             CREATE EXTERNAL TABLE result (qty {to}, n BIGINT, PRIMARY KEY (qty)) STORED AS CQL
-               LOCATION 'cassandra://shop/result';
-             INSERT INTO result {select}"
-        );
-        let mut pipeline = Pipeline::new(&sql, 1, 1);
-        let log = log(["{\"qty\":7}", "{\"qty\":3000000000}", "{\"qty\":null}"]);
-        pipeline.batch(0, &log, 0, 3);
-        assert_eq!(pipeline.fails(0), None, "{select}");
-        let bad: Vec<_> = pipeline.letters.iter().map(|letter| letter.offset).collect();
-        assert_eq!(bad, [1], "{select}");
-        assert!(pipeline.letters[0].reason.contains("3000000000"), "{}", pipeline.letters[0].reason);
-    }
+    each_way(|| {
+        for (from, to, select) in [
+            ("BIGINT", "INT", "SELECT qty, count(*) FROM orders GROUP BY qty"),
+            ("BIGINT", "SMALLINT", "SELECT CAST(qty AS INT), count(*) FROM orders GROUP BY CAST(qty AS INT)"),
+            ("BIGINT", "DECIMAL(5,0)", "SELECT qty, count(*) FROM orders WHERE qty IS NULL OR qty <> 5 GROUP BY qty"),
+            ("BIGINT UNSIGNED", "INT", "SELECT qty, count(*) FROM orders GROUP BY qty HAVING count(*) > 0"),
+            (
+                "BIGINT",
+                "INT",
+                "SELECT qty, count(*) FROM (SELECT qty FROM orders UNION ALL SELECT qty FROM orders) GROUP BY qty",
+            ),
+        ] {
+            let sql = format!(
+                "CREATE EXTERNAL TABLE orders (qty {from}) STORED AS JSON LOCATION 'kafka://orders';
+                 CREATE EXTERNAL TABLE result (qty {to}, n BIGINT, PRIMARY KEY (qty)) STORED AS CQL
+                   LOCATION 'cassandra://shop/result';
+                 INSERT INTO result {select}"
+            );
+            let mut pipeline = Pipeline::new(&sql, 1, 1);
+            let log = log(["{\"qty\":7}", "{\"qty\":3000000000}", "{\"qty\":null}"]);
+            pipeline.batch(0, &log, 0, 3);
+            assert_eq!(pipeline.fails(0), None, "{select}");
+            let bad: Vec<_> = pipeline.letters.iter().map(|letter| letter.offset).collect();
+            assert_eq!(bad, [1], "{select}");
+            assert!(pipeline.letters[0].reason.contains("3000000000"), "{}", pipeline.letters[0].reason);
+        }
+    });
 }
 
 #[test]

@@ -89,7 +89,7 @@ fn the_groups_of_each_window_and_key() {
         "start TIMESTAMP(3), city VARCHAR, place BIGINT, k VARCHAR, total BIGINT, PRIMARY KEY (start, city, place)";
     check(columns, &select, &reference);
     let plan = planned(&(tables(columns, APPEND) + &select));
-    assert!(plan.notices.is_empty() && !plan.query().retracts());
+    assert!(plan.notices.is_empty() && plan.query().unrepeatable().is_none());
     let wanted = "number    row_number() in each window.start, city by sum(v) down NULL last, k up NULL first";
     assert!(plan.description.contains(wanted), "{}", plan.description);
 }

@@ -275,7 +275,7 @@ fn event_time_that_does_not_go_together() {
     let windowed = "count(*) FROM s GROUP BY a, window(ts, '1 minute')";
     let ts = ", 'watermark.column' 'ts'";
     for (source, mode, select, place, part) in [
-        (ts, "append", grouped, "line 4, column 23: ", "without a window in GROUP BY no group ever is"),
+        (ts, "append", grouped, "line 4, column 23: ", "in GROUP BY no group ever is"),
         ("", "append", windowed, "line 4, column 23: ", "set 'watermark.column' and 'watermark.delay' on s"),
         (ts, "complete", "b FROM s", "line 4, column 23: ", "without GROUP BY that would be every record"),
         (

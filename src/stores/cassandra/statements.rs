@@ -154,8 +154,8 @@ mod tests {
     use std::collections::{BTreeMap, BTreeSet};
 
     /// Case: lost write by clock (scalar-labs/scalardb PR#3890). A plain write takes its timestamp from elsewhere than a
-    /// conditional one, so in a row that both write a later write may lose. And what is plain never takes the time of a
-    /// machine.
+    /// conditional one, so in a row that both write a later write may lose. And every plain write says its own time, so that
+    /// none takes that of whichever server it reaches.
     #[test]
     fn no_table_is_written_by_plain_and_by_conditional_writes() {
         let source = include_str!("statements.rs").split("mod tests").next().unwrap_or_default();

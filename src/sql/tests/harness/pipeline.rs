@@ -23,6 +23,8 @@ pub(crate) struct Pipeline {
     pub(crate) plan: Plan,
     pub(crate) query: Arc<dyn Query>,
     way: Way,
+    /// There was a checkpoint. After the first one something dies for certain.
+    committed: bool,
     dice: Dice,
     shards: Vec<Shard>,
     partitions: Vec<Partition>,
@@ -71,6 +73,7 @@ impl Pipeline {
         let (way, number) = ways::next();
         let mut pipeline = Self {
             way,
+            committed: false,
             dice: Dice::new(number),
             shards: (0..shards).map(|shard| Shard::new(shard as u32, query.as_ref())).collect(),
             partitions: Vec::new(),
@@ -152,7 +155,8 @@ impl Pipeline {
     /// A shard commits.
     pub(crate) fn checkpoint(&mut self, shard: usize) -> Vec<OutputBatch> {
         let output = self.commit(shard);
-        self.perhaps_crash(60);
+        let first = !std::mem::replace(&mut self.committed, true);
+        self.perhaps_crash(if first { 100 } else { 60 });
         output
     }
 

@@ -51,8 +51,12 @@ impl Query for Recording {
         self.query.operator(shard)
     }
 
-    fn retracts(&self) -> bool {
-        self.query.retracts()
+    fn unrepeatable(&self) -> Option<&'static str> {
+        self.query.unrepeatable()
+    }
+
+    fn closes(&self) -> bool {
+        self.query.closes()
     }
 }
 
