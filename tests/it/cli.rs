@@ -476,6 +476,20 @@ fn a_collector_that_never_answers_does_not_hold_up_the_work_or_the_end() {
     assert_eq!(last_row(&out), (1000, 2000));
 }
 
+/// A service manager may send it to the process and to its group.
+#[test]
+fn a_second_sigterm_at_once_does_not_cut_the_last_checkpoint_short() {
+    let (place, kafka) = (Place::new(), orders(1000));
+    let settings = [("CHECKPOINT__INTERVAL", "1h"), ("CHECKPOINT__QUIET_INTERVAL", "1h")];
+    let running = Running::start(&place, &kafka, &settings);
+    running.until_read(1000);
+    running.signal("TERM");
+    running.signal("TERM");
+    let (code, out) = running.end();
+    assert_eq!(code, 0, "{out}");
+    assert_eq!(last_row(&out), (1000, 2000));
+}
+
 /// A collector that says no more than HTTP/2 needs, and keeps what it is sent.
 #[test]
 fn traces_of_batches_and_checkpoints_reach_the_collector() {

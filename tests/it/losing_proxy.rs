@@ -28,8 +28,8 @@ pub(crate) struct LosingProxy {
 }
 
 struct Shared {
-    /// A part of the text of the chosen statements.
-    chosen: &'static str,
+    /// Whether a statement of this text is chosen.
+    chosen: Box<dyn Fn(&str) -> bool + Send + Sync>,
     /// How long a question is held that comes late.
     late: Duration,
     /// The ids of the chosen statements.
@@ -52,11 +52,15 @@ struct Expected {
 
 impl LosingProxy {
     /// Starts a proxy in front of a node. `late` has to be longer than the client waits.
-    pub(crate) async fn start(node: &str, chosen: &'static str, late: Duration) -> Self {
+    pub(crate) async fn start(
+        node: &str,
+        chosen: impl Fn(&str) -> bool + Send + Sync + 'static,
+        late: Duration,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let shared = Arc::new(Shared {
-            chosen,
+            chosen: Box::new(chosen),
             late,
             ids: Mutex::default(),
             every: AtomicU64::new(0),
@@ -119,7 +123,7 @@ async fn questions(
     loop {
         let frame = frame(&mut from).await?;
         match frame[4] {
-            PREPARE if String::from_utf8_lossy(&frame[9..]).contains(shared.chosen) => {
+            PREPARE if (shared.chosen)(&String::from_utf8_lossy(&frame[9..])) => {
                 expected.lock().unwrap().preparing.insert(stream(&frame));
             }
             EXECUTE if shared.ids.lock().unwrap().contains(short_bytes(&frame[9..])) => {

@@ -2,14 +2,16 @@
 
 use std::collections::BTreeMap;
 use std::process::Command;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use rdkafka::consumer::{BaseConsumer, Consumer};
 use rdkafka::producer::Producer;
+use rdkafka::{ClientConfig, Message, Offset, TopicPartitionList};
 use scylla::client::session::Session;
 use serde_json::Value;
 
 use crate::stand::{PATIENCE, Service, Stand, until};
-use crate::test_topic::{Sent, producer, send};
+use crate::test_topic::{Sent, producer, send, servers};
 
 /// Ten records; the fifth is cut off, and three more hold nothing, each in its own way.
 const RECORDS: [Option<&str>; 10] = [
@@ -68,6 +70,36 @@ async fn dead_letters(session: &Session, stand: &Stand, partition: i32) -> Lette
     rows.rows().unwrap().map(|row| row.unwrap()).collect()
 }
 
+/// Offset and time of each dead letter, in milliseconds.
+async fn times_of_letters(stand: &Stand, partition: i32) -> Vec<(i64, i64)> {
+    let read = format!(
+        "SELECT offset, toUnixTimestamp(record_timestamp) FROM {}.dead_letters
+         WHERE pipeline = '{}' AND topic = '{}' AND partition = {partition}",
+        stand.keyspace, stand.pipeline, stand.topic.name
+    );
+    let rows = stand.session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
+    rows.rows().unwrap().map(|row| row.unwrap()).collect()
+}
+
+/// Offset and time of each record, as a client of its own reads them.
+fn times_of_records(stand: &Stand, partition: i32) -> Vec<(i64, i64)> {
+    let mut config = ClientConfig::new();
+    config.set("bootstrap.servers", servers()).set("group.id", "none").set("enable.auto.commit", "false");
+    let client: BaseConsumer = config.create().unwrap();
+    let mut list = TopicPartitionList::new();
+    list.add_partition_offset(&stand.topic.name, partition, Offset::Beginning).unwrap();
+    client.assign(&list).unwrap();
+    let begun = Instant::now();
+    let record = || loop {
+        // A client that has just been made may have to ask again.
+        if let Some(Ok(record)) = client.poll(Duration::from_secs(1)) {
+            return record;
+        }
+        assert!(begun.elapsed() < PATIENCE, "no record comes");
+    };
+    (0..RECORDS.len()).map(|_| record()).map(|r| (r.offset(), r.timestamp().to_millis().unwrap())).collect()
+}
+
 /// A count over all shards, as the service shows it.
 fn count(status: &Value, of: &str) -> u64 {
     let shards = status["board"]["shards"].as_object().unwrap();
@@ -110,6 +142,9 @@ async fn bad_records_become_dead_letters_with_their_place_reason_and_payload() {
         assert_counts(&service, [("processed", 6), ("dead_lettered", 4), ("skipped", 0), ("tombstones", 0)]);
         service.kill();
     }
+    let mut times = times_of_records(&stand, 1);
+    times.retain(|(offset, _)| wanted.iter().any(|letter| letter.1 == *offset));
+    assert_eq!(times_of_letters(&stand, 1).await, times);
 }
 
 #[tokio::test(flavor = "multi_thread")]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use scylla::value::CqlTimestamp;
 
 use super::{Dice, Feed};
-use crate::stand::{Stand, until};
+use crate::stand::{PATIENCE, Service, Stand, until};
 
 const PARTITIONS: i32 = 3;
 /// In milliseconds.
@@ -212,4 +212,68 @@ async fn the_sessions_of_a_silent_topic_are_all_written() {
     };
     service.until("no session is kept", |status| open(status) == Some(0)).await;
     service.stop().await;
+}
+
+/// Case: idle partition (flink PR#14679, numaflow#3399). A partition that never had a record holds nothing back for longer than
+/// `watermark.idle`. What comes late, for a window that was closed meanwhile, or from the far future changes no window that was
+/// written, is counted apart, and the log shows one of each.
+#[tokio::test(flavor = "multi_thread")]
+async fn an_idle_partition_lets_windows_close_and_what_comes_for_them_later_is_said() {
+    let (stand, mut feed) = (Stand::new(2).await, Feed::new(2));
+    let sql = format!(
+        "CREATE EXTERNAL TABLE orders (qty BIGINT, ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://{}'
+           OPTIONS ('json.timestamp.unit' 'millis', 'watermark.column' 'ts', 'watermark.delay' '10 seconds',
+             'watermark.idle' '2 seconds');
+         CREATE EXTERNAL TABLE result (start TIMESTAMP, n BIGINT, total BIGINT, PRIMARY KEY (start)) STORED AS CQL
+           LOCATION 'cassandra://{}/{}' OPTIONS ('sink.create' 'true', 'output.mode' 'append');
+         INSERT INTO result SELECT window.start, count(*), sum(qty) FROM orders GROUP BY window(ts, '1 minute')",
+        stand.topic.name, stand.keyspace, stand.table
+    );
+    let minute = 60_000;
+    let base = 28_333_334 * minute;
+    let order = |partition: i32, ts: i64| (partition, format!("{{\"qty\":2,\"ts\":{ts}}}"));
+    // The watermark gets to 290 s, so that four windows are over.
+    feed.send(&stand, (0..31).map(|n| order(0, base + n * 10_000))).await;
+    let read = format!("SELECT start, n, total FROM {}.{}", stand.keyspace, stand.table);
+    let table = async || {
+        // The first start makes it.
+        let Ok(rows) = stand.session.query_unpaged(read.as_str(), ()).await else { return BTreeMap::new() };
+        let rows = rows.into_rows_result().unwrap();
+        let rows = rows.rows::<(CqlTimestamp, i64, i64)>().unwrap().map(|row| row.unwrap());
+        rows.map(|(start, n, total)| (start.0, (n, total))).collect::<BTreeMap<_, _>>()
+    };
+    let windows = |many: i64| (0..many).map(|n| (base + n * minute, (6, 12))).collect::<BTreeMap<_, _>>();
+    let counted = |service: &Service, of: &str| {
+        let status = service.status();
+        let shards = status["board"]["shards"].as_object()?;
+        shards.values().map(|shard| shard["counts"][of].as_u64()).sum::<Option<u64>>()
+    };
+    // Also in a process that starts when everything has been quiet for long.
+    for life in 0..2 {
+        let service = stand.start(&sql);
+        service.until_each_shard_committed().await;
+        until("all is processed", PATIENCE, async || counted(&service, "processed") == Some(31)).await;
+        until("the windows are written", PATIENCE, async || table().await == windows(4)).await;
+        assert_eq!(counted(&service, "late_closed"), Some(0), "life {life}");
+        service.kill();
+    }
+
+    let service = stand.start(&sql);
+    feed.send(&stand, [order(1, base + 30_000)]).await;
+    service.until_said("rows came for windows that were closed while their partition was quiet").await;
+    feed.send(&stand, [order(0, base + 5_000), order(0, base + 100 * 365 * 24 * 60 * minute)]).await;
+    service.until_said("late rows; this is one of them").await;
+    service.until_said("records whose event time is further ahead").await;
+    // Both partitions go on, and the fifth window has the rows of both.
+    feed.send(&stand, [order(1, base + 295_000)]).await;
+    stand.until_committed(&feed.ends()).await;
+    feed.send(&stand, [order(0, base + 330_000), order(1, base + 330_000)]).await;
+    let mut wanted = windows(5);
+    wanted.insert(base + 4 * minute, (7, 14));
+    until("the fifth window is written", PATIENCE, async || table().await == wanted).await;
+    stand.until_committed(&feed.ends()).await;
+    let found = ["late", "late_closed", "ahead", "processed"].map(|of| counted(&service, of));
+    assert_eq!(found, [1, 1, 1, 35].map(Some));
+    service.stop().await;
+    assert_eq!(table().await, wanted);
 }
