@@ -29,6 +29,8 @@ struct Query {
     source: &'static str,
     /// The columns of its result.
     columns: &'static str,
+    /// The options of its result.
+    result: &'static str,
     sql: &'static str,
 }
 
@@ -36,6 +38,7 @@ const Q0: Query = Query {
     name: "Q0",
     source: "",
     columns: "user_id VARCHAR, item VARCHAR, qty BIGINT",
+    result: "",
     sql: "SELECT user_id, item, qty FROM t WHERE qty >= 3",
 };
 
@@ -43,13 +46,16 @@ const Q1: Query = Query {
     name: "Q1",
     source: "",
     columns: "user_id VARCHAR, n BIGINT, total DOUBLE, mean DOUBLE",
+    result: "",
     sql: "SELECT user_id, count(*), sum(amount), avg(amount) FROM t GROUP BY user_id",
 };
 
+/// Each window once, when it is closed.
 const Q2: Query = Query {
     name: "Q2",
     source: "OPTIONS ('watermark.column' 'ts', 'watermark.delay' '10 seconds')",
     columns: "start TIMESTAMP, item VARCHAR, n BIGINT, total DOUBLE",
+    result: " OPTIONS ('output.mode' 'append')",
     sql: "SELECT window.start, item, count(*), sum(amount) FROM t GROUP BY window(ts, '1 minute'), item",
 };
 
@@ -239,7 +245,7 @@ impl Bench {
     fn settings(&self, topic: &Topic, case: &Case) -> Vec<(&'static str, String)> {
         let name = uuid::Uuid::new_v4().simple();
         let (query, into, options) = match case.into {
-            Into::Blackhole => (case.query.columns.to_owned(), "blackhole://".to_owned(), ""),
+            Into::Blackhole => (case.query.columns.to_owned(), "blackhole://".to_owned(), case.query.result),
             Into::Cassandra => {
                 let columns = format!("{}, PRIMARY KEY (user_id)", case.query.columns);
                 (columns, format!("cassandra://bench/result_{name}"), " OPTIONS ('sink.create' 'true')")
