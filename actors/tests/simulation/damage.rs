@@ -103,11 +103,12 @@ fn a_shard_halts_where_a_partition_was_found_since_and_windows_close() {
         let pointer = pointer(world);
         let before = pointer.kept.iter().find(|kept| kept.vector.get(&found).is_none());
         let before = before.expect("an earlier state is kept that does not know it").state.clone();
-        let mut contents = world.contents.lock().unwrap();
-        let stored: Vec<_> = contents.segments.keys().copied().collect();
-        let needed = |key| before.iter().any(|segment| segment.key == key);
-        contents.damaged.extend(stored.into_iter().filter(|key| key.shard == 0 && !needed(*key)));
-        drop(contents);
+        {
+            let mut contents = world.contents.lock().unwrap();
+            let stored: Vec<_> = contents.segments.keys().copied().collect();
+            let needed = |key| before.iter().any(|segment| segment.key == key);
+            contents.damaged.extend(stored.into_iter().filter(|key| key.shard == 0 && !needed(*key)));
+        }
         halts(&world.closing(), "was found after the earlier state").await;
     });
 }

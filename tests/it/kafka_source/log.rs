@@ -9,6 +9,7 @@ use strandline::kafka::KafkaSource;
 use strandline::settings::KafkaSettings;
 use strandline_actors::ports::{BatchLimit, Source};
 use strandline_actors::position::Offset;
+use tokio::time::timeout;
 
 use super::{LARGE, PATIENCE, Reading, halted, numbered, open_topic, settings, table, values};
 use crate::own_server::OwnServer;
@@ -57,6 +58,9 @@ async fn only_committed_transactions_are_read_and_the_end_is_reached() {
     let mut inside = Reading::open(&source, &partitions[0], 26 + 5).await;
     inside.until(end, LARGE).await;
     assert_eq!(inside.records.iter().map(|(_, value)| value.as_str()).collect::<Vec<_>>(), committed[25..]);
+
+    // (Nothing is taken from the middle of a topic of the usual kind.)
+    assert!(!timeout(PATIENCE, source.thins(&partitions[0])).await.unwrap().unwrap());
 
     // A transaction that stays open hides its records, and the reader does not seem to lag behind them.
     let name = topic.name.clone();
@@ -112,6 +116,7 @@ async fn a_log_with_compacted_holes_is_read_without_a_word() {
         })
     };
     let (source, partitions) = open_topic(table(&topic.name)).await;
+    assert!(timeout(PATIENCE, source.thins(&partitions[0])).await.unwrap().unwrap(), "it says that it has holes");
     let started = Instant::now();
     let mut end = 0;
     // The cleaner works when it likes, on segments that are no longer written: feed it until holes show.
