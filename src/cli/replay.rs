@@ -87,7 +87,11 @@ struct Meant<'a> {
     again: &'a Again,
     reason: Option<String>,
     replays: AllReplays,
+    last: Last,
 }
+
+/// The last offset that is meant of each partition of a topic.
+type Last = BTreeMap<(String, i32), i64>;
 
 impl Meant<'_> {
     fn fits(&self, letter: &Letter) -> bool {
@@ -105,15 +109,21 @@ async fn replay_all(settings: &Settings, again: &Again) -> Result<(), Failure> {
     let wanted =
         Wanted { topic: again.topic.clone(), partition: again.partition, offset: again.offset, ..Wanted::default() };
     let reason = again.reason.as_ref().map(|reason| reason.to_lowercase());
-    let meant = Meant { again, reason, replays: replays(&letters, &wanted).await? };
+    let meant = Meant { again, reason, replays: replays(&letters, &wanted).await?, last: Last::new() };
 
     let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
+    // What a running service sets aside again of what is sent comes behind these.
+    let mut last = Last::new();
     let mut outcome = Outcome::default();
     let each = &mut |letter: Letter| {
         if meant.fits(&letter) {
             match meant.passed_over(&letter) {
                 true => outcome.marked += 1,
-                false => *numbers.entry(letter.topic).or_default() += 1,
+                false => {
+                    let last = last.entry((letter.topic.clone(), letter.partition)).or_insert(letter.offset);
+                    *last = letter.offset.max(*last);
+                    *numbers.entry(letter.topic).or_default() += 1;
+                }
             }
         }
         ControlFlow::Continue(())
@@ -131,8 +141,12 @@ async fn replay_all(settings: &Settings, again: &Again) -> Result<(), Failure> {
     let to = targets.join(", ");
     confirm(again.yes, &format!("{all} of pipeline {} will be sent to {to}", settings.pipeline.name))?;
     tracing::warn!(pipeline = %settings.pipeline.name, "sending {all} to {to} again");
+    let meant = Meant { last, ..meant };
     for topic in numbers.keys() {
         send_topic(settings, &letters, &wanted, &meant, topic, &mut outcome).await?;
+        if outcome.failed > 0 {
+            break;
+        }
     }
     tracing::warn!(
         pipeline = %settings.pipeline.name, sent = outcome.sent, cut = outcome.cut, failed = outcome.failed,
@@ -163,10 +177,11 @@ async fn send_topic(
     let sender = Sender::new(&settings.kafka, &table)?;
     let own = Wanted { topic: Some(topic.to_owned()), payload: true, ..wanted.clone() };
     for (topic, partition) in letters.partitions(&own) {
+        let Some(until) = meant.last.get(&(topic.clone(), *partition)) else { continue };
         let mut from = None;
         loop {
             let mut batch: Vec<Letter> = Vec::new();
-            let wanted = Wanted { partition: Some(*partition), from, ..own.clone() };
+            let wanted = Wanted { partition: Some(*partition), from, until: Some(*until), ..own.clone() };
             let mut more = false;
             let each = &mut |letter: Letter| {
                 if !meant.fits(&letter) || meant.passed_over(&letter) {

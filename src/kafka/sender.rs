@@ -74,6 +74,10 @@ impl Sender {
             .set("acks", "all")
             .set("linger.ms", "5")
             .set("message.timeout.ms", PATIENCE.as_millis().to_string());
+        // The brokers know how large a record of the topic may be.
+        if config.get("message.max.bytes").is_none() {
+            config.set("message.max.bytes", "1000000000");
+        }
         let ear = Ear::default();
         let servers = properties.servers().to_owned();
         match config.create_with_context(ear.clone()) {

@@ -66,6 +66,8 @@ pub struct Wanted {
     pub offset: Option<i64>,
     /// From this offset on.
     pub from: Option<i64>,
+    /// Up to this offset.
+    pub until: Option<i64>,
     /// Whether keys and values are wanted, too.
     pub payload: bool,
 }
@@ -78,7 +80,8 @@ impl Wanted {
 
     /// The first and the last offset.
     pub(super) fn offsets(&self) -> (i64, i64) {
-        self.offset.map_or((self.from.unwrap_or(i64::MIN), i64::MAX), |offset| (offset, offset))
+        let range = (self.from.unwrap_or(i64::MIN), self.until.unwrap_or(i64::MAX));
+        self.offset.map_or(range, |offset| (offset, offset))
     }
 }
 

@@ -356,7 +356,7 @@ impl Service {
             if let Some(status) = self.child.try_wait().unwrap() {
                 return status;
             }
-            assert!(begun.elapsed() < PATIENCE, "the service does not end");
+            assert!(begun.elapsed() < PATIENCE, "the service does not end; its status is {}", self.status());
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }

@@ -13,7 +13,7 @@ use rdkafka::{Offset, TopicPartitionList};
 use serde_json::Value;
 
 use super::{Counting, Said};
-use crate::stand::PATIENCE;
+use crate::stand::{PATIENCE, Stand};
 use crate::test_topic::{Sent, TestTopic, producer, send};
 
 /// A record as it is found in a topic.
@@ -196,4 +196,27 @@ async fn a_replay_that_breaks_off_sends_nothing_less_than_once() {
     let found = records(&repaired, 1);
     let distinct: BTreeSet<_> = found.iter().map(|record| record.from.clone().unwrap()).collect();
     assert_eq!((distinct.len(), found.len()), (100, before + sent as usize));
+}
+
+/// The service sets aside again what is sent: that is for another call, and this one ends. One of the records is larger than
+/// producers send by default.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_beside_a_service_that_sets_the_records_aside_again_ends() {
+    let large = [("max.message.bytes", "8388608")];
+    let more = vec![("STORE__TAKEOVER_AFTER", "6s".to_owned())];
+    let stand = Stand::with(1, &large).await;
+    let counting = Counting { stand, more, logs: Counting::empty(1), _folder: None };
+    fill_with_bad(&counting, 0, 1_500);
+    let bad = vec![b'x'; 2_000_000];
+    let sending = producer(&[("message.max.bytes", "8388608")]);
+    send(&sending, &counting.stand.topic.name, 0, Sent { key: None, value: Some(&bad), headers: None });
+    sending.flush(Duration::from_secs(60)).unwrap();
+    let service = counting.start();
+    counting.stand.until_committed(&[(0, 1_501)].into()).await;
+    let said = counting.call(&["dead-letters", "replay", "--yes", "--json"]);
+    assert_eq!(numbers(&said), [501, 0, 0]);
+    counting.stand.until_committed(&[(0, 2_002)].into()).await;
+    service.stop().await;
+    assert_eq!(letters(&counting).len(), 1_002);
+    assert_eq!(records(&counting.stand.topic, 1).len(), 2_002);
 }

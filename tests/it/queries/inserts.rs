@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
+use std::time::Duration;
 
 use strandline::catalog::SinkTable;
 use strandline_actors::points::Point;
@@ -133,6 +134,18 @@ async fn several_inserts_are_those_of_the_batch_engine_through_kills() {
     settle(&stand, &feed, &sql).await;
 }
 
+/// A service that kills itself when it has reached a point so many times. Orders come until it does, since a few of them may
+/// need fewer checkpoints than that.
+async fn dies(stand: &Stand, feed: &mut Feed, orders: &mut Orders, sql: &str, (point, n): (Point, u32)) -> String {
+    let mut dying = Box::pin(stand.start_to_die(sql, point.name(), n).killed_itself());
+    loop {
+        if let Ok(said) = tokio::time::timeout(Duration::from_secs(1), &mut dying).await {
+            return said;
+        }
+        feed.send(stand, orders.portion(20)).await;
+    }
+}
+
 /// The process dies when one or some of the tables have their part of an epoch's output, in the work and in a claim.
 #[tokio::test(flavor = "multi_thread")]
 async fn killed_between_the_tables_of_one_delivery_no_table_lacks_its_part() {
@@ -141,7 +154,7 @@ async fn killed_between_the_tables_of_one_delivery_no_table_lacks_its_part() {
     let sql = sql(&stand, &INSERTS);
     for n in [1, 2, 3, 4, 1, 6, 9, 1, 1] {
         feed.send(&stand, orders.portion(250)).await;
-        let said = stand.start_to_die(&sql, Point::PartDelivered.name(), n).killed_itself().await;
+        let said = dies(&stand, &mut feed, &mut orders, &sql, (Point::PartDelivered, n)).await;
         assert!(said.contains("killed at the point part-delivered"), "{said}");
     }
     let service = stand.start(&sql);
@@ -149,7 +162,7 @@ async fn killed_between_the_tables_of_one_delivery_no_table_lacks_its_part() {
     service.kill();
     for point in [Point::PointerApplied, Point::BeforeOutput, Point::AfterOutput, Point::PointerSent] {
         feed.send(&stand, orders.portion(200)).await;
-        stand.start_to_die(&sql, point.name(), 3).killed_itself().await;
+        dies(&stand, &mut feed, &mut orders, &sql, (point, 3)).await;
     }
     let service = stand.start(&sql);
     settle(&stand, &feed, &sql).await;
