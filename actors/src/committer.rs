@@ -25,7 +25,7 @@ use crate::pointer::{
 };
 use crate::points::{self, Point};
 use crate::ports::{Change, DeadLetter, Delivery, KafkaOffset, Moved, OutputBatch, SinkError, StoreError};
-use crate::position::{Offset, PartitionKey};
+use crate::position::{Offset, PartitionKey, Vector};
 use crate::recovery::{self, ClaimVerdict, Verdict};
 use crate::segment::{self, Encoded};
 use crate::spans::{self, part_of};
@@ -475,8 +475,8 @@ pub(crate) async fn read_segment(
 }
 
 /// Goes back to the newest kept state that can be read, at a higher epoch: only if the sink's rows replace each other, the
-/// query gives the same rows again, and Kafka still has every record from there on. Otherwise the shard halts, and its pointer stays as it is, so that a segment
-/// that is restored mends it: nothing is lost silently.
+/// query gives the same rows again, and Kafka still has every record from there on. Otherwise the shard halts, and its
+/// pointer stays as it is, so that a segment that is restored mends it: nothing is lost silently.
 async fn fall_back(env: &Env, current: &Pointer, why: &str) -> Result<Pointer, Cause> {
     let shard = current.shard;
     let refuse = |what: &str| {
@@ -510,49 +510,8 @@ async fn fall_back(env: &Env, current: &Pointer, why: &str) -> Result<Pointer, C
     let Some((earlier, kept)) = readable else {
         return Err(refuse("those that are kept need what is damaged, too"));
     };
-    let source = &env.pipeline.source;
-    let partitions = source.partitions().await.map_err(Cause::from)?;
-    for (key, now) in &current.content.vector.0 {
-        // A partition that was met only after the earlier state goes back to its start.
-        let needed = match earlier.vector.get(key) {
-            Some(position) => position.next,
-            None if env.pipeline.query.closes() && !earlier.vector.0.is_empty() => {
-                return Err(refuse(&format!(
-                    "partition {key} was found after the earlier state, and what was closed by then may come out otherwise"
-                )));
-            }
-            None => {
-                let read = || env.pipeline.store.start_offset(key);
-                let start = env.patiently("reading a start offset", read).await?;
-                start.ok_or_else(|| refuse(&format!("the start of partition {key} is not stored")))?
-            }
-        };
-        let Some(partition) = partitions.iter().find(|partition| partition.key == *key) else {
-            return Err(refuse(&format!("partition {key} is gone")));
-        };
-        let first = source.start_offset(partition, true).await.map_err(Cause::from)?;
-        if first > needed {
-            let begins = format!("{partition} begins at {first} by now, the records from {needed} on are needed");
-            return Err(refuse(&begins));
-        }
-        if earlier.vector.get(key).is_none_or(|earlier| earlier.next < now.next) {
-            match source.thins(partition).await {
-                Ok(false) => {}
-                Ok(true) => {
-                    return Err(refuse(&format!(
-                        "topic `{}` is compacted, so records that were counted may be gone",
-                        partition.topic
-                    )));
-                }
-                Err(error) => {
-                    return Err(refuse(&format!(
-                        "it is not known whether topic `{}` is compacted, and so whether all records are still there \
-                         (the client needs the permission DESCRIBE_CONFIGS on it): {error}",
-                        partition.topic
-                    )));
-                }
-            }
-        }
+    if let Some(what) = missing(env, current, &earlier.vector).await? {
+        return Err(refuse(&what));
     }
     tracing::error!(shard, from = %current.epoch, to = %earlier.epoch, "{why}; going back to an earlier state");
     let epoch = current.epoch.next();
@@ -575,6 +534,57 @@ async fn fall_back(env: &Env, current: &Pointer, why: &str) -> Result<Pointer, C
             Err(Cause::Failed(Origin::Store, format!("shard {shard} was moved meanwhile")))
         }
     }
+}
+
+/// What Kafka cannot give again as it was, of all that came between an earlier state and this pointer.
+async fn missing(env: &Env, current: &Pointer, earlier: &Vector) -> Result<Option<String>, Cause> {
+    let source = &env.pipeline.source;
+    let partitions = source.partitions().await.map_err(Cause::from)?;
+    let mut asked = HashSet::new();
+    for (key, now) in &current.content.vector.0 {
+        // A partition that was met only after the earlier state goes back to its start.
+        let needed = match earlier.get(key) {
+            Some(position) => position.next,
+            None if env.pipeline.query.closes() && !earlier.0.is_empty() => {
+                return Ok(Some(format!(
+                    "partition {key} was found after the earlier state, and what was closed by then may come out otherwise"
+                )));
+            }
+            None => {
+                let read = || env.pipeline.store.start_offset(key);
+                match env.patiently("reading a start offset", read).await? {
+                    Some(start) => start,
+                    None => return Ok(Some(format!("the start of partition {key} is not stored"))),
+                }
+            }
+        };
+        let Some(partition) = partitions.iter().find(|partition| partition.key == *key) else {
+            return Ok(Some(format!("partition {key} is gone")));
+        };
+        let first = source.start_offset(partition, true).await.map_err(Cause::from)?;
+        if first > needed {
+            let what = format!("{partition} begins at {first} by now, the records from {needed} on are needed");
+            return Ok(Some(what));
+        }
+        let topic = &partition.topic;
+        let again = earlier.get(key).is_none_or(|earlier| earlier.next < now.next);
+        if !again || !asked.insert(topic) {
+            continue;
+        }
+        match source.thins(partition).await {
+            Ok(false) => {}
+            Ok(true) => {
+                return Ok(Some(format!("topic `{topic}` is compacted, so records that were counted may be gone")));
+            }
+            Err(error) => {
+                return Ok(Some(format!(
+                    "it is not known whether topic `{topic}` is compacted, and so whether all records are still there (the \
+                     client needs the permission DESCRIBE_CONFIGS on it): {error}"
+                )));
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// Whether segments that the pointer `base` lists can all be read.

@@ -87,11 +87,7 @@ struct Meant<'a> {
     again: &'a Again,
     reason: Option<String>,
     replays: AllReplays,
-    last: Last,
 }
-
-/// The last offset that is meant of each partition of a topic.
-type Last = BTreeMap<(String, i32), i64>;
 
 impl Meant<'_> {
     fn fits(&self, letter: &Letter) -> bool {
@@ -109,40 +105,39 @@ async fn replay_all(settings: &Settings, again: &Again) -> Result<(), Failure> {
     let wanted =
         Wanted { topic: again.topic.clone(), partition: again.partition, offset: again.offset, ..Wanted::default() };
     let reason = again.reason.as_ref().map(|reason| reason.to_lowercase());
-    let meant = Meant { again, reason, replays: replays(&letters, &wanted).await?, last: Last::new() };
+    let meant = Meant { again, reason, replays: replays(&letters, &wanted).await? };
 
-    let mut numbers: BTreeMap<String, usize> = BTreeMap::new();
-    // What a running service sets aside again of what is sent comes behind these.
-    let mut last = Last::new();
+    // The last offset of each partition: what a running service sets aside again of what is sent comes behind it.
+    let mut topics: BTreeMap<String, BTreeMap<i32, i64>> = BTreeMap::new();
+    let mut found = 0;
     let mut outcome = Outcome::default();
     let each = &mut |letter: Letter| {
         if meant.fits(&letter) {
             match meant.passed_over(&letter) {
                 true => outcome.marked += 1,
                 false => {
-                    let last = last.entry((letter.topic.clone(), letter.partition)).or_insert(letter.offset);
+                    let last = topics.entry(letter.topic).or_default().entry(letter.partition).or_insert(letter.offset);
                     *last = letter.offset.max(*last);
-                    *numbers.entry(letter.topic).or_default() += 1;
+                    found += 1;
                 }
             }
         }
         ControlFlow::Continue(())
     };
     letters.read(&wanted, each).await.map_err(Failure::failed)?;
-    if numbers.is_empty() {
+    if topics.is_empty() {
         return tell(again, &outcome);
     }
     let targets: Vec<&str> = match &again.to {
         Some(to) => vec![to.as_str()],
-        None => numbers.keys().map(String::as_str).collect(),
+        None => topics.keys().map(String::as_str).collect(),
     };
     exist(settings, &targets).await?;
-    let all = count(numbers.values().sum(), "dead letter");
+    let all = count(found, "dead letter");
     let to = targets.join(", ");
     confirm(again.yes, &format!("{all} of pipeline {} will be sent to {to}", settings.pipeline.name))?;
     tracing::warn!(pipeline = %settings.pipeline.name, "sending {all} to {to} again");
-    let meant = Meant { last, ..meant };
-    for topic in numbers.keys() {
+    for topic in &topics {
         send_topic(settings, &letters, &wanted, &meant, topic, &mut outcome).await?;
         if outcome.failed > 0 {
             break;
@@ -167,7 +162,7 @@ async fn send_topic(
     letters: &Letters,
     wanted: &Wanted,
     meant: &Meant<'_>,
-    topic: &str,
+    (topic, partitions): (&String, &BTreeMap<i32, i64>),
     outcome: &mut Outcome,
 ) -> Result<(), Failure> {
     let to = meant.again.to.as_deref().unwrap_or(topic);
@@ -176,8 +171,7 @@ async fn send_topic(
     let table = table.ok_or_else(|| Failure::failed("there is no table"))?;
     let sender = Sender::new(&settings.kafka, &table)?;
     let own = Wanted { topic: Some(topic.to_owned()), payload: true, ..wanted.clone() };
-    for (topic, partition) in letters.partitions(&own) {
-        let Some(until) = meant.last.get(&(topic.clone(), *partition)) else { continue };
+    for (partition, until) in partitions {
         let mut from = None;
         loop {
             let mut batch: Vec<Letter> = Vec::new();

@@ -187,8 +187,8 @@ fn build(statements: &Statements, checked: &[Checked<'_>]) -> Result<Plan, SqlEr
         }
         inserts.push(insert);
     }
-    let unrepeatable = unrepeatable(&readings, &branches, &inserts);
     let closes = branches.iter().flatten().any(Branch::closes);
+    let unrepeatable = unrepeatable(&readings, closes, &inserts);
     let stages = readings
         .iter()
         .zip(branches)
@@ -209,8 +209,7 @@ fn build(statements: &Statements, checked: &[Checked<'_>]) -> Result<Plan, SqlEr
 }
 
 /// Why the same records do not give the same rows again, if they do not.
-fn unrepeatable(readings: &[Reading<'_>], branches: &[Vec<Branch>], inserts: &[Insert]) -> Option<&'static str> {
-    let closes = || branches.iter().flatten().any(Branch::closes);
+fn unrepeatable(readings: &[Reading<'_>], closes: bool, inserts: &[Insert]) -> Option<&'static str> {
     let early = |reading: &Reading<'_>| {
         let watermark = reading.table.options.watermark.as_ref();
         watermark.is_some_and(|watermark| watermark.idle.is_some() || watermark.close_after.is_some())
@@ -219,7 +218,7 @@ fn unrepeatable(readings: &[Reading<'_>], branches: &[Vec<Branch>], inserts: &[I
         Some("the query removes rows from the sink, and which it holds by now is not known")
     } else if readings.iter().any(|reading| reading.table.by_clock()) {
         Some("by processing time a record that is read again belongs elsewhere")
-    } else if closes() && readings.iter().any(early) {
+    } else if closes && readings.iter().any(early) {
         Some("what idleness or silence closed may be closed at another place when the records are read again")
     } else {
         None

@@ -362,6 +362,12 @@ impl Service {
     }
 }
 
+/// What became of offsets, over all shards, as a status shows it; none before there are shards.
+pub(crate) fn count_of(status: &Value, of: &str) -> Option<u64> {
+    let shards = status["board"]["shards"].as_object()?;
+    shards.values().map(|shard| shard["counts"][of].as_u64()).sum()
+}
+
 impl Drop for Service {
     fn drop(&mut self) {
         let _ = self.child.kill();

@@ -32,16 +32,21 @@ impl Client {
         }
     }
 
+    /// Puts a question to some broker; after one that did not answer, the next question goes to another.
+    fn ask_a_broker<T>(&self, timeout: Duration, question: impl FnOnce(i32) -> Result<T, Fault>) -> Result<T, Fault> {
+        let broker = self.some_broker(timeout)?;
+        question(broker).inspect_err(|_| {
+            self.unanswered.fetch_add(1, Ordering::Relaxed);
+        })
+    }
+
     /// Asks the cluster what it knows of these topics.
     pub(in crate::kafka) fn describe_topics(
         self: &Arc<Self>,
         names: &[&str],
         timeout: Duration,
     ) -> Result<Vec<TopicDescription>, Fault> {
-        let broker = self.some_broker(timeout)?;
-        self.describe_topics_at(broker, names, timeout).inspect_err(|_| {
-            self.unanswered.fetch_add(1, Ordering::Relaxed);
-        })
+        self.ask_a_broker(timeout, |broker| self.describe_topics_at(broker, names, timeout))
     }
 
     fn describe_topics_at(
@@ -101,10 +106,7 @@ impl Client {
         setting: &str,
         timeout: Duration,
     ) -> Result<Option<String>, Fault> {
-        let broker = self.some_broker(timeout)?;
-        self.topic_setting_at(broker, topic, setting, timeout).inspect_err(|_| {
-            self.unanswered.fetch_add(1, Ordering::Relaxed);
-        })
+        self.ask_a_broker(timeout, |broker| self.topic_setting_at(broker, topic, setting, timeout))
     }
 
     fn topic_setting_at(

@@ -1,27 +1,12 @@
 //! Groups of one event time: no row comes for one once the watermark has passed it, so they are final then, and forgotten.
 
-use arrow::datatypes::{DataType, Field, Schema, TimeUnit};
 use datafusion::common::ScalarValue;
 
 use super::harness::{Dice, Pipeline, assert_rows, batch_engine, decoded, each_way, log, planned, refused};
+use super::ranking::{self, schema};
 
 fn tables(columns: &str, sink: &str) -> String {
-    format!(
-        "CREATE EXTERNAL TABLE orders (k VARCHAR, id BIGINT, v BIGINT, ts TIMESTAMP(3)) STORED AS JSON
-           LOCATION 'kafka://orders' OPTIONS ('json.timestamp.unit' 'millis', 'watermark.column' 'ts',
-           'watermark.delay' '7 milliseconds');
-         CREATE EXTERNAL TABLE result ({columns}) STORED AS CQL LOCATION 'cassandra://shop/result'{sink};
-         INSERT INTO result "
-    )
-}
-
-fn schema() -> Schema {
-    Schema::new(vec![
-        Field::new("k", DataType::Utf8, true),
-        Field::new("id", DataType::Int64, true),
-        Field::new("v", DataType::Int64, true),
-        Field::new("ts", DataType::Timestamp(TimeUnit::Millisecond, None), true),
-    ])
+    ranking::tables(columns, ", 'watermark.column' 'ts', 'watermark.delay' '7 milliseconds'", sink)
 }
 
 /// The logs of partitions, those of their rows that are on time, and the lowest of their watermarks.

@@ -4,7 +4,7 @@ use arrow::datatypes::{DataType, Field, Schema, TimeUnit};
 
 use super::harness::{Dice, Pipeline, assert_rows, batch_engine, decoded, each_way, log, planned, refused};
 
-fn tables(columns: &str, options: &str, sink: &str) -> String {
+pub(super) fn tables(columns: &str, options: &str, sink: &str) -> String {
     format!(
         "CREATE EXTERNAL TABLE orders (k VARCHAR, id BIGINT, v BIGINT, d DOUBLE, ts TIMESTAMP(3)) STORED AS JSON
            LOCATION 'kafka://orders' OPTIONS ('json.timestamp.unit' 'millis'{options});
@@ -13,7 +13,7 @@ fn tables(columns: &str, options: &str, sink: &str) -> String {
     )
 }
 
-fn schema() -> Schema {
+pub(super) fn schema() -> Schema {
     Schema::new(vec![
         Field::new("k", DataType::Utf8, true),
         Field::new("id", DataType::Int64, true),

@@ -10,7 +10,7 @@ use rdkafka::{ClientConfig, Message, Offset, TopicPartitionList};
 use scylla::client::session::Session;
 use serde_json::Value;
 
-use crate::stand::{PATIENCE, Service, Stand, until};
+use crate::stand::{PATIENCE, Service, Stand, count_of, until};
 use crate::test_topic::{Sent, producer, send, servers};
 
 /// Ten records; the fifth is cut off, and three more hold nothing, each in its own way.
@@ -100,17 +100,11 @@ fn times_of_records(stand: &Stand, partition: i32) -> Vec<(i64, i64)> {
     (0..RECORDS.len()).map(|_| record()).map(|r| (r.offset(), r.timestamp().to_millis().unwrap())).collect()
 }
 
-/// A count over all shards, as the service shows it.
-fn count(status: &Value, of: &str) -> u64 {
-    let shards = status["board"]["shards"].as_object().unwrap();
-    shards.values().map(|shard| shard["counts"][of].as_u64().unwrap()).sum()
-}
-
 #[track_caller]
 fn assert_counts(service: &Service, wanted: [(&str, u64); 4]) {
     let status = service.status();
     for (of, wanted) in wanted {
-        assert_eq!(count(&status, of), wanted, "{of} in {}", status["board"]["shards"]);
+        assert_eq!(count_of(&status, of), Some(wanted), "{of} in {}", status["board"]["shards"]);
     }
 }
 

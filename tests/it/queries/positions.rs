@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use rdkafka::producer::Producer;
 use uuid::Uuid;
 
-use crate::stand::{PATIENCE, Service, Stand};
+use crate::stand::{PATIENCE, Service, Stand, count_of};
 use crate::test_topic::{Sent, producer, send};
 
 fn sql(stand: &Stand, options: &str) -> String {
@@ -33,9 +33,7 @@ async fn table(stand: &Stand) -> BTreeMap<i32, (i64, i64)> {
 /// What became of the offsets, as the service shows it: processed, gaps, lost.
 fn counts(service: &Service) -> [u64; 3] {
     let status = service.status();
-    let shards = status["board"]["shards"].as_object().unwrap();
-    let count = |of: &str| shards.values().map(|shard| shard["counts"][of].as_u64().unwrap()).sum();
-    [count("processed"), count("gaps"), count("lost")]
+    ["processed", "gaps", "lost"].map(|of| count_of(&status, of).unwrap())
 }
 
 /// Case: off by one (arroyo#910, risingwave#5192). Few records, where being off by one shows.

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::stand::count_of;
 
 const RULES: &str = "'rule.amount' 'amount >= 0', 'rule.item' 'item IS NULL OR char_length(item) < 6', \
     'rule.even' '_partition <> 1 OR _offset % 7 <> 3'";
@@ -94,10 +95,7 @@ async fn records_that_break_a_rule_are_set_aside_and_the_rest_equals_the_batch_e
         let wanted = rows::batch_engine(&case.columns, &case.select, passing.lines(), &sink, case.null_key).await;
         rows::assert_equal(&rows::of_table(&stand, &sink).await, &wanted, &sink, &[]);
         let status = service.status();
-        let count = |of: &str| -> u64 {
-            let shards = status["board"]["shards"].as_object().unwrap();
-            shards.values().map(|shard| shard["counts"][of].as_u64().unwrap()).sum()
-        };
+        let count = |of: &str| count_of(&status, of).unwrap();
         let passed: u64 = passing.logs.iter().map(|log| log.len() as u64).sum();
         assert_eq!(count("dead_lettered"), letters.len() as u64);
         assert_eq!((count("filtered"), count("processed")), (filtered, passed - filtered));

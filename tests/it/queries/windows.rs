@@ -7,7 +7,7 @@ use std::time::Duration;
 use scylla::value::CqlTimestamp;
 
 use super::{Dice, Feed};
-use crate::stand::{PATIENCE, Service, Stand, until};
+use crate::stand::{PATIENCE, Stand, count_of, until};
 
 const PARTITIONS: i32 = 3;
 /// In milliseconds.
@@ -126,11 +126,7 @@ async fn each_window_is_written_when_it_is_closed_however_often_the_service_is_k
     let (more, late) = truth(&sent);
     assert!(more.len() > groups.len());
     assert_eq!(table(&stand).await, more);
-    let counted = |status: &serde_json::Value| {
-        let shards = status["board"]["shards"].as_object().unwrap();
-        shards.values().map(|shard| shard["counts"]["late"].as_u64().unwrap()).sum::<u64>()
-    };
-    assert_eq!(counted(&service.status()), late);
+    assert_eq!(count_of(&service.status(), "late"), Some(late));
     let letters = format!(
         "SELECT reason FROM {}.dead_letters WHERE pipeline = '{}' ALLOW FILTERING",
         stand.keyspace, stand.pipeline
@@ -243,18 +239,13 @@ async fn an_idle_partition_lets_windows_close_and_what_comes_for_them_later_is_s
         rows.map(|(start, n, total)| (start.0, (n, total))).collect::<BTreeMap<_, _>>()
     };
     let windows = |many: i64| (0..many).map(|n| (base + n * minute, (6, 12))).collect::<BTreeMap<_, _>>();
-    let counted = |service: &Service, of: &str| {
-        let status = service.status();
-        let shards = status["board"]["shards"].as_object()?;
-        shards.values().map(|shard| shard["counts"][of].as_u64()).sum::<Option<u64>>()
-    };
     // Also in a process that starts when everything has been quiet for long.
     for life in 0..2 {
         let service = stand.start(&sql);
         service.until_each_shard_committed().await;
-        until("all is processed", PATIENCE, async || counted(&service, "processed") == Some(31)).await;
+        until("all is processed", PATIENCE, async || count_of(&service.status(), "processed") == Some(31)).await;
         until("the windows are written", PATIENCE, async || table().await == windows(4)).await;
-        assert_eq!(counted(&service, "late_closed"), Some(0), "life {life}");
+        assert_eq!(count_of(&service.status(), "late_closed"), Some(0), "life {life}");
         service.kill();
     }
 
@@ -272,7 +263,8 @@ async fn an_idle_partition_lets_windows_close_and_what_comes_for_them_later_is_s
     wanted.insert(base + 4 * minute, (7, 14));
     until("the fifth window is written", PATIENCE, async || table().await == wanted).await;
     stand.until_committed(&feed.ends()).await;
-    let found = ["late", "late_closed", "ahead", "processed"].map(|of| counted(&service, of));
+    let status = service.status();
+    let found = ["late", "late_closed", "ahead", "processed"].map(|of| count_of(&status, of));
     assert_eq!(found, [1, 1, 1, 35].map(Some));
     service.stop().await;
     assert_eq!(table().await, wanted);
