@@ -144,18 +144,16 @@ pub struct Opened {
     pub source: Arc<KafkaSource>,
 }
 
-/// What a pipeline reads from and where it keeps what it knows, before there is a sink.
-pub struct Prepared {
+/// What a pipeline reads from and where it keeps what it knows, before anything is fixed for its life.
+struct Reached {
     source: Arc<KafkaSource>,
     store: Arc<dyn StateStore>,
-    shards: u32,
     /// It has a start stored, so there may be results.
     begun: bool,
 }
 
-impl Prepared {
-    /// Opens the source and the store, and makes sure that the stored state fits the plan.
-    pub async fn new(settings: &Settings, plan: &Plan) -> Result<Self, ServiceError> {
+impl Reached {
+    async fn new(settings: &Settings, plan: &Plan) -> Result<Self, ServiceError> {
         let source = KafkaSource::connect(&settings.kafka, &plan.sources).await?;
         let store = crate::stores::open(settings, &settings.pipeline.name).await?;
         let begun = !store.known_partitions().await?.is_empty();
@@ -163,6 +161,16 @@ impl Prepared {
         if !begun && let Ok(Err(error)) = tokio::time::timeout(TOPICS, source.partitions()).await {
             return Err(ServiceError::Topics(error));
         }
+        if begun {
+            // Before anything is asked of a sink.
+            define(settings, plan, store.as_ref()).await?;
+        }
+        Ok(Self { source, store, begun })
+    }
+
+    /// Fixes what is fixed for the pipeline's life.
+    async fn defined(self, settings: &Settings, plan: &Plan) -> Result<Prepared, ServiceError> {
+        let Self { source, store, .. } = self;
         let shards = define(settings, plan, store.as_ref()).await?;
         for shard in 0..shards {
             // What else may be wrong with a pointer is found when its shard is claimed, and stops that shard alone.
@@ -175,12 +183,7 @@ impl Prepared {
                 _ => {}
             }
         }
-        Ok(Self { source, store, shards, begun })
-    }
-
-    /// The source.
-    pub fn source(&self) -> Arc<KafkaSource> {
-        Arc::clone(&self.source)
+        Ok(Prepared { source, store, shards })
     }
 
     /// Opens the sinks. A table is made only before anything was read.
@@ -194,6 +197,25 @@ impl Prepared {
             }
             error => error.into(),
         })
+    }
+}
+
+/// A pipeline of which everything is fixed, before there is a sink.
+pub struct Prepared {
+    source: Arc<KafkaSource>,
+    store: Arc<dyn StateStore>,
+    shards: u32,
+}
+
+impl Prepared {
+    /// Opens the source and the store, and makes sure that the stored state fits the plan.
+    pub async fn new(settings: &Settings, plan: &Plan) -> Result<Self, ServiceError> {
+        Reached::new(settings, plan).await?.defined(settings, plan).await
+    }
+
+    /// The source.
+    pub fn source(&self) -> Arc<KafkaSource> {
+        Arc::clone(&self.source)
     }
 
     /// The pipeline, with a sink.
@@ -217,8 +239,10 @@ impl Prepared {
 pub async fn open(settings: &Settings) -> Result<Opened, ServiceError> {
     let plan = planned(settings)?;
     plan.notices.iter().for_each(|notice| tracing::warn!("{notice}"));
-    let prepared = Prepared::new(settings, &plan).await?;
-    let sinks = prepared.sinks(settings, &plan).await?;
+    let reached = Reached::new(settings, &plan).await?;
+    // A slip in a sink must not tie the pipeline's name to it, either.
+    let sinks = reached.sinks(settings, &plan).await?;
+    let prepared = reached.defined(settings, &plan).await?;
     let source = prepared.source();
     let pipeline = prepared.pipeline(settings, &plan, Arc::clone(&sinks) as _);
     Ok(Opened { plan, pipeline, sinks, source })

@@ -107,6 +107,10 @@ flaws! {
     KilledInPauseComesBack,
     /// A start position whose write is not answered ends the process.
     StartNotRepeated,
+    /// A process that starts decides anew where a partition starts, whatever is stored.
+    StartDecidedAgain,
+    /// A partition that is found later starts as those that were found first.
+    FoundLaterAsFirst,
     /// A rewind moves the shards that are marked before all of them are.
     RewindMovesEarly,
     /// A shard with the mark of a rewind is loaded and worked on.

@@ -40,6 +40,32 @@ pub fn cut(batch: Range, needed: Offset) -> Option<Range> {
     (from < batch.until).then(|| Range::new(from, batch.until))
 }
 
+/// Where a lane stands, and what its shard has counted of the partition up to there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Counted {
+    /// The next offset that goes down the lane.
+    pub next: Offset,
+    /// From where on the shards count.
+    pub from: Offset,
+    /// How many offsets the shard has counted.
+    pub total: u64,
+}
+
+/// Which lane counts what was lost in a range of which no record can be read any more, and how much that is. Shards that stand
+/// above the beginning of the range have counted some of it, so it is what is missing from all counts together. `None` stands
+/// for a lane that is switched off: then nobody knows, and all that was not read counts as lost.
+pub fn lost(range: Range, lanes: &[Option<Counted>]) -> Option<(usize, u64)> {
+    let known = || lanes.iter().enumerate().filter_map(|(number, lane)| Some((number, (*lane)?)));
+    let (lowest, lane) = known().min_by_key(|(_, lane)| lane.next)?;
+    let most =
+        u64::try_from(range.until.0.saturating_sub(range.from.max(lane.next).0)).ok().filter(|most| *most > 0)?;
+    let from = known().map(|(_, lane)| lane.from).min()?;
+    let counted = known().map(|(_, lane)| lane.total).fold(0, u64::saturating_add);
+    let passed = u64::try_from(range.until.0.saturating_sub(from.0)).unwrap_or(0);
+    let missing = if lanes.contains(&None) { most } else { passed.saturating_sub(counted).clamp(1, most) };
+    Some((lowest, missing))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -75,6 +101,21 @@ mod tests {
         assert_eq!(cut(range(10, 20), Offset(25)), None);
         assert_eq!(cut(range(10, 10), Offset(10)), Some(range(10, 10)));
         assert_eq!(cut(range(10, 10), Offset(11)), None);
+    }
+
+    #[test]
+    fn what_is_lost_is_what_no_shard_has_counted() {
+        let lane = |next, total| Some(Counted { next: Offset(next), from: Offset(5), total });
+        // They stand together: all of it.
+        assert_eq!(lost(range(10, 50), &[lane(10, 3), lane(10, 2)]), Some((0, 40)));
+        // The first has counted 18 of the 40 before it was lost.
+        assert_eq!(lost(range(10, 50), &[lane(50, 21), lane(10, 2)]), Some((1, 22)));
+        // All of them were its own: that something is lost is not known, but that nobody can tell is said.
+        assert_eq!(lost(range(10, 50), &[lane(50, 43), lane(10, 2)]), Some((1, 1)));
+        assert_eq!(lost(range(10, 50), &[lane(50, 21), None, lane(10, 2)]), Some((2, 40)));
+        assert_eq!(lost(range(10, 50), &[lane(60, 30), lane(50, 2)]), None);
+        assert_eq!(lost(range(10, 10), &[lane(10, 5)]), None);
+        assert_eq!(lost(range(10, 50), &[None]), None);
     }
 
     #[test]

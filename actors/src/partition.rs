@@ -34,7 +34,7 @@ use crate::points::{self, Point};
 use crate::ports::{
     LaneRows, PartitionReader, SourceBatch, SourceError, SourceStage, StageError, StageInput, StageOutput, Suspects,
 };
-use crate::position::{Offset, Range, SourcePartition, Watermark};
+use crate::position::{Offset, Position, Range, SourcePartition, Watermark};
 use crate::spans::{self, Sampling, part_of};
 use crate::suspicion::{self, Suspicion};
 
@@ -123,8 +123,17 @@ struct Lane {
     incarnation: Incarnation,
     /// The next offset that goes down this lane.
     next: Offset,
+    /// From where on the shard counts offsets, and how many it has counted up to there.
+    counted: (Offset, u64),
     /// Up to where the shard had closed its windows when it last answered.
     closed: Watermark,
+}
+
+impl Lane {
+    fn counted(&self) -> lane::Counted {
+        let (from, total) = self.counted;
+        lane::Counted { next: self.next, from, total }
+    }
 }
 
 /// What a batch says beside its rows.
@@ -179,10 +188,11 @@ impl PartitionLife {
         let (from, watermark) = lowest.map_or((self.start, None), |position| (position.next, position.watermark));
         let lanes = answers.into_iter().enumerate().map(|(number, answer)| {
             let (shard, answer) = answer?;
-            let (incarnation, next) = (answer.shard, answer.position.next);
+            let Position { next, counts, counted_from, .. } = answer.position;
+            let (incarnation, counted) = (answer.shard, (counted_from.unwrap_or(self.start), counts.total()));
             // While this one reads again what others lack, the shard may close what its watermark of this partition allows.
             let closed = answer.closed.max(answer.position.watermark);
-            Some(Lane { number, shard, incarnation, next, closed })
+            Some(Lane { number, shard, incarnation, next, counted, closed })
         });
         (lanes.collect(), from, watermark)
     }
@@ -334,6 +344,13 @@ impl PartitionLife {
                 }
                 Err(Unprocessed::Ended(cause)) => return Err(cause),
             };
+            let mut output = output;
+            if batch.lost {
+                let counted = lanes.iter().map(|lane| lane.as_ref().map(Lane::counted)).collect::<Vec<_>>();
+                if let Some((lane, offsets)) = lane::lost(batch.range, &counted) {
+                    output.lanes[lane].counts.lost += offsets;
+                }
+            }
             let idle = output.idle && batch.range.is_empty();
             unasked |= idle;
             let raised = output.raised.filter(|_| idle);
@@ -408,6 +425,7 @@ impl PartitionLife {
         invariant!(batch.from <= lane.next, "{} leaves a gap in a lane at {}", batch, lane.next);
         let range = lane::cut(batch, lane.next)?;
         lane.next = range.until;
+        lane.counted.1 += rows.counts.total();
         let of_lane = part_of!(
             *span,
             "lane",
@@ -641,7 +659,6 @@ fn cut(batch: SourceBatch, rows: usize, until: Option<Offset>) -> Result<(Source
         range: Range::new(at, batch.range.until),
         records: batch.records.slice(length, batch.records.num_rows() - length),
         bytes: batch.bytes - first.bytes,
-        lost: false,
         ..batch
     };
     Ok((first, Some(rest)))
@@ -692,6 +709,9 @@ mod tests {
             assert_eq!(first.records.num_rows() + rest.records.num_rows(), 3);
             assert_eq!(first.bytes + rest.bytes, 30);
         }
+        // What is lost is so on both sides.
+        let (first, rest) = cut(SourceBatch { lost: true, ..batch.clone() }, 2, None).expect("two parts");
+        assert!(first.lost && rest.expect("something follows").lost);
         for until in [None, Some(1), Some(12), Some(13)] {
             assert!(cut(batch.clone(), 3, until.map(Offset)).expect("all of it").1.is_none());
         }

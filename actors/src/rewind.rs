@@ -44,6 +44,10 @@ pub struct Rewind {
     /// Whether the state is dropped: then nothing is left of what was read before, and partitions that are not among these
     /// begin at their stored start. Otherwise what is read again counts again.
     pub reset: bool,
+    /// The sinks of queries that keep no state: output for them that is committed and may not be delivered yet is owed, also
+    /// by partitions that stay, so a reset does not drop it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub stateless: Vec<usize>,
     /// Whether this shard is there.
     #[serde(default)]
     pub done: bool,
@@ -79,6 +83,9 @@ pub enum RewindError {
     /// Somebody started the pipeline meanwhile, or rewound it.
     #[error("shard {0} was moved by another process meanwhile: stop the pipeline, and run the rewind again")]
     Fenced(ShardId),
+    /// No two looks at the pointers were the same.
+    #[error("the shards moved at every look for a minute: stop the pipeline, and run the rewind again")]
+    Moving,
     /// Another rewind was begun.
     #[error("{0}")]
     Other(Box<Rewind>),
@@ -181,6 +188,7 @@ pub struct Stopped {
 /// All pointers as they were at one moment: they are read until two looks are the same, since a pointer that has moved never
 /// comes back to what it was.
 pub async fn snapshot(store: &dyn StateStore, shards: u32) -> Result<Vec<Option<Pointer>>, RewindError> {
+    let until = Instant::now() + PATIENCE;
     let mut before = None;
     loop {
         let mut pointers = Vec::new();
@@ -189,6 +197,9 @@ pub async fn snapshot(store: &dyn StateStore, shards: u32) -> Result<Vec<Option<
         }
         if before.as_ref() == Some(&pointers) || flaw!(RewindLooksOnce) {
             return Ok(pointers);
+        }
+        if Instant::now() > until {
+            return Err(RewindError::Moving);
         }
         before = Some(pointers);
     }
@@ -295,7 +306,7 @@ impl Stopped {
 
     /// The content of a shard that stands where the rewind says, or at the lowest position over all shards where that is
     /// lower. Shards that were moved before this one do not change it. Dead letters that may not be written yet stay, and so
-    /// does output of a state that stays: they are delivered before anything that is counted later. Windows that are closed
+    /// does output that no dropped state has counted: they are delivered before anything that is counted later. Windows that are closed
     /// stay closed with a state that stays, since it has no groups of them any more.
     fn moved(&self, pointer: Option<&Pointer>, rewind: &Rewind, pointers: &[Option<Pointer>]) -> Content {
         let lowest = lowest(pointers, &self.starts);
@@ -307,7 +318,11 @@ impl Stopped {
         if rewind.reset {
             content.state = Vec::new();
             content.closed = None;
-            content.outbox.segments.retain(|segment| segment.kind == SegmentKind::DeadLetters);
+            content.outbox.segments.retain(|segment| match segment.kind {
+                SegmentKind::DeadLetters => true,
+                SegmentKind::Upserts { sink } | SegmentKind::Deletes { sink } => rewind.stateless.contains(&sink),
+                SegmentKind::State { .. } => false,
+            });
             let stood = |to: &Target| content.vector.get(&to.key).filter(|position| position.next == to.next);
             let watermark = |to: &Target| stood(to).filter(|_| flaw!(ResetKeepsWatermark))?.watermark;
             let at = |to: Target| (to.key, Position { watermark: watermark(&to), ..to.at(Counts::default(), to.next) });

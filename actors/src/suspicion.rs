@@ -72,7 +72,8 @@ impl Trial {
         let Some((key, note)) = self.noted(|noted| noted.clone()) else { return Ok(()) };
         let store = &pipeline.store;
         let stored = patiently(board, "reading a crash note", || store.crash_note(&key)).await?;
-        if stored.is_some_and(|stored| stored.generation == note.generation && stored.trying.is_some()) {
+        // Also where it says that nothing is tried: a note that was sent may still be on its way, and is older than this one.
+        if stored.is_some_and(|stored| stored.generation == note.generation) {
             patiently(board, "taking a crash note back", || store.write_crash_note(&key, Some(&note))).await?;
         }
         self.over(&key);

@@ -18,9 +18,10 @@ use strandline_actors::ports::{Source, WallClock};
 use super::columns::count;
 use super::confirm::confirm;
 use super::letters::{AllReplays, known, replayed, replays};
-use super::stored::{in_time, source, tables};
+use super::stored::{in_time, tables};
 use super::{Failure, connections, print};
-use crate::kafka::{Outgoing, Sender};
+use crate::catalog::KafkaTopic;
+use crate::kafka::{KafkaSource, Outgoing, Sender};
 use crate::settings::Settings;
 use crate::stores::letters::{Letter, Letters, Payload, Replay, Wanted};
 use crate::telemetry::Telemetry;
@@ -128,13 +129,11 @@ async fn replay_all(settings: &Settings, again: &Again) -> Result<(), Failure> {
     if topics.is_empty() {
         return tell(again, &outcome);
     }
-    let targets: Vec<&str> = match &again.to {
-        Some(to) => vec![to.as_str()],
-        None => topics.keys().map(String::as_str).collect(),
-    };
-    exist(settings, &targets).await?;
+    for topic in topics.keys() {
+        exists(settings, topic, again.to.as_deref()).await?;
+    }
     let all = count(found, "dead letter");
-    let to = targets.join(", ");
+    let to = again.to.clone().unwrap_or_else(|| topics.keys().map(String::as_str).collect::<Vec<_>>().join(", "));
     confirm(again.yes, &format!("{all} of pipeline {} will be sent to {to}", settings.pipeline.name))?;
     tracing::warn!(pipeline = %settings.pipeline.name, "sending {all} to {to} again");
     for topic in &topics {
@@ -150,9 +149,16 @@ async fn replay_all(settings: &Settings, again: &Again) -> Result<(), Failure> {
     tell(again, &outcome)
 }
 
+/// How the topic is reached to which the letters of another are sent: by the properties by which that one is read.
+fn target(settings: &Settings, from: &str, to: Option<&str>) -> Result<KafkaTopic, Failure> {
+    let table = tables(settings, &[from])?.into_iter().next();
+    let table = table.ok_or_else(|| Failure::failed("there is no table"))?;
+    Ok(KafkaTopic { topic: to.unwrap_or(from).to_owned(), ..table })
+}
+
 /// A producer may create the topic that it asks for: one that is written wrong must not come into being.
-async fn exist(settings: &Settings, topics: &[&str]) -> Result<(), Failure> {
-    let source = source(settings, topics).await?;
+async fn exists(settings: &Settings, from: &str, to: Option<&str>) -> Result<(), Failure> {
+    let source = KafkaSource::connect(&settings.kafka, &[target(settings, from, to)?]).await?;
     in_time(settings, source.partitions()).await.map(drop)
 }
 
@@ -166,10 +172,7 @@ async fn send_topic(
     outcome: &mut Outcome,
 ) -> Result<(), Failure> {
     let to = meant.again.to.as_deref().unwrap_or(topic);
-    // By the properties by which the topic is read that the letters are of.
-    let table = tables(settings, &[topic])?.into_iter().next();
-    let table = table.ok_or_else(|| Failure::failed("there is no table"))?;
-    let sender = Sender::new(&settings.kafka, &table)?;
+    let sender = Sender::new(&settings.kafka, &target(settings, topic, Some(to))?)?;
     let own = Wanted { topic: Some(topic.to_owned()), payload: true, ..wanted.clone() };
     for (partition, until) in partitions {
         let mut from = None;

@@ -23,6 +23,7 @@ use super::confirm::confirm;
 use super::stored::{Partition, Standing, in_time, named, source, stopped};
 use super::{Failure, connections, print};
 use crate::settings::{Loaded, Settings, duration};
+use crate::sql::which_keep_state;
 use crate::stores::existing::Existing;
 use crate::telemetry::Telemetry;
 
@@ -219,11 +220,6 @@ async fn finish(
     Ok(())
 }
 
-/// Whether there is a state that counts.
-fn stateless(existing: &Existing) -> bool {
-    existing.row.plan.lines().any(|line| line.starts_with("state ") && line.ends_with(" none"))
-}
-
 /// What becomes of every partition.
 async fn plan(
     settings: &Settings,
@@ -232,7 +228,8 @@ async fn plan(
     wish: &Rewound,
     to: To,
 ) -> Result<Rewind, Failure> {
-    if !wish.reset_state && !wish.keep_state && !stateless(existing) {
+    let keep_state = which_keep_state(&existing.row.plan);
+    if !wish.reset_state && !wish.keep_state && keep_state.contains(&true) {
         return Err(Failure::usage(format!(
             "pipeline {} keeps a state, so say what becomes of it: --reset-state drops it, all of it and on all partitions, so \
              that results count only what is read from the new offsets on; --keep-state keeps it, so that every record that is \
@@ -273,7 +270,8 @@ async fn plan(
         .filter(|(key, _)| reset || moves(key))
         .map(|(key, low)| Target { key: *key, next: target(key, low) })
         .collect();
-    Ok(Rewind { id: Uuid::new_v4(), wish: wish.words(), to, reset, done: false })
+    let stateless = (0..).zip(keep_state).filter(|(_, keeps)| !keeps).map(|(sink, _)| sink).collect();
+    Ok(Rewind { id: Uuid::new_v4(), wish: wish.words(), to, reset, stateless, done: false })
 }
 
 /// The offsets that are meant, as Kafka has them.
@@ -343,6 +341,9 @@ fn told(standing: &Standing, rewind: &Rewind) -> String {
         "\nThe state is kept. What is read again is counted a second time; rows of windows that are closed are left out. What is \
          written again replaces what was there (the console shows it twice).\n"
     };
+    if rewind.reset && !rewind.stateless.is_empty() {
+        text += "Rows of an INSERT that keeps no state are written all the same if they were committed before.\n";
+    }
     text
 }
 

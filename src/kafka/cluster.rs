@@ -85,11 +85,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Faults that pass when a broker answers again.
+/// Faults that pass when a broker answers again. One of a partition that is known to exist is that nobody leads it.
 fn passes(code: Code) -> bool {
     matches!(
         code,
-        Code::TRANSPORT
+        Code::LOCAL_UNKNOWN_PARTITION
+            | Code::TRANSPORT
             | Code::RESOLVE
             | Code::ALL_BROKERS_DOWN
             | Code::TIMED_OUT

@@ -46,6 +46,21 @@ pub(super) fn tagged(text: &str, tag: &str) -> String {
     })
 }
 
+/// For each INSERT of a plan that is described so, in the order of their sinks, whether it keeps state.
+pub fn which_keep_state(description: &str) -> Vec<bool> {
+    let mut each = Vec::new();
+    let mut keeps = false;
+    for line in description.lines() {
+        let (label, content) = line.split_at_checked(LABEL + 1).unwrap_or((line, ""));
+        match label.trim() {
+            "state" => keeps |= content != "none" && !content.ends_with("] none"),
+            "write" => each.push(std::mem::take(&mut keeps)),
+            _ => {}
+        }
+    }
+    each
+}
+
 /// What is said of a table that is read, of which these columns are used.
 pub(super) fn reading(source: &SourceTable, used: &[Field]) -> String {
     let mut lines = Lines::default();

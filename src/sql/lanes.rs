@@ -98,16 +98,17 @@ impl<'a> Lanes<'a> {
         records.filter(|record| self.wants(self.home, self.offsets[*record])).count() as u64
     }
 
-    /// Counts the offsets of the range that carry no record, or no record any more.
+    /// Counts the offsets of the range that carry no record. Those that carry none any more are counted by whoever knows all lanes.
     pub(super) fn gaps(&mut self) {
+        if self.input.batch.lost {
+            return;
+        }
         let Some(cut) = self.input.cuts[self.home as usize] else { return };
         let range = self.input.batch.range;
         let from = range.from.max(cut);
         if from < range.until {
             let records = self.offsets.len() - self.offsets.partition_point(|offset| *offset < from.0);
-            let counts = &mut self.lanes[self.home as usize].counts;
-            let count = if self.input.batch.lost { &mut counts.lost } else { &mut counts.gaps };
-            *count += (range.until.0 - from.0) as u64 - records as u64;
+            self.lanes[self.home as usize].counts.gaps += (range.until.0 - from.0) as u64 - records as u64;
         }
     }
 

@@ -49,5 +49,6 @@ mod together;
 mod windows;
 
 pub use error::{Place, SqlError};
+pub use fingerprint::which_keep_state;
 pub use plan::{Insert, Plan, plan};
 pub use tally::{RowCounters, RowCounts};

@@ -4,6 +4,8 @@
 //! A disk is made full in two ways: by a limit on the size of files, which everybody may set for himself, and by a small
 //! file system of its own, where the user may mount one.
 
+use std::io::Write;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use strandline_actors::ports::KafkaOffset;
@@ -37,6 +39,37 @@ fn limit(process: u32, bytes: &str) {
 fn start(stand: &Stand, place: &LocalPlace, through: &[&str]) -> Service {
     let folder = place.0.display().to_string();
     stand.start_through(through, &sql(stand), &[("STORE__KIND", "local"), ("STORE__PATH", &folder)])
+}
+
+/// A small file system in memory, and a file on it that takes what room there is.
+struct SmallDisk(PathBuf);
+
+impl SmallDisk {
+    /// None where the user may not mount one.
+    fn mounted_at(folder: &Path, size: &str) -> Option<Self> {
+        std::fs::create_dir_all(folder).unwrap();
+        let options = format!("size={size}");
+        let mounted =
+            Command::new("mount").args(["-t", "tmpfs", "-o", &options, "tmpfs"]).arg(folder).output().unwrap();
+        mounted.status.success().then(|| Self(folder.to_owned()))
+    }
+
+    fn fill(&self) {
+        let mut file = std::fs::File::create(self.0.join("other files")).unwrap();
+        let block = [7; 4096];
+        let error = std::iter::repeat_with(|| file.write_all(&block)).find_map(Result::err).unwrap();
+        assert_eq!(error.kind(), std::io::ErrorKind::StorageFull);
+    }
+
+    fn make_room(&self) {
+        std::fs::remove_file(self.0.join("other files")).unwrap();
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
 }
 
 /// Waits until the service says that there is no room.
@@ -104,5 +137,36 @@ async fn a_local_store_that_may_not_grow_is_waited_for_and_loses_nothing() {
     let service = start(&stand, &place, &["prlimit", &full]);
     until_full(&service).await;
     limit(service.process(), "unlimited");
+    finish(&stand, &place, shop, service).await;
+}
+
+/// Other files take all of the disk, also while the service is away.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_local_store_on_a_full_disk_is_waited_for_and_loses_nothing() {
+    let place = LocalPlace::new();
+    let Some(disk) = SmallDisk::mounted_at(&place.0, "32m") else {
+        // Written past the test runner, which shows only what failed.
+        let text = "disk: this user may not mount a file system, so no disk is really full here; a limit on files stands for it\n";
+        std::io::stderr().write_all(text.as_bytes()).unwrap();
+        return;
+    };
+    let stand = Stand::new(PARTITIONS).await;
+    let shop = Shop::open(&stand.topic, 3_000, 500);
+    let service = start(&stand, &place, &[]);
+    service.until_each_shard_committed().await;
+    disk.fill();
+    until_full(&service).await;
+    disk.make_room();
+    let before = shop.produced();
+    until("it goes on when there is room again", PATIENCE, async || {
+        table(&stand).await.values().map(|sum| sum.0).sum::<i64>() > before
+    })
+    .await;
+    disk.fill();
+    until_full(&service).await;
+    service.kill();
+    let service = start(&stand, &place, &[]);
+    until_full(&service).await;
+    disk.make_room();
     finish(&stand, &place, shop, service).await;
 }

@@ -55,6 +55,8 @@ struct Counting {
     more: Vec<(&'static str, String)>,
     /// What each partition holds, in order: items.
     logs: Vec<Vec<String>>,
+    /// A second INSERT, which keeps no state, writes every record into a table of this name.
+    copies: Option<String>,
     _folder: Option<LocalPlace>,
 }
 
@@ -62,13 +64,19 @@ impl Counting {
     async fn over_cassandra(partitions: i32) -> Self {
         // Whoever asks for the owner must hear it on a busy machine, too.
         let more = vec![("STORE__TAKEOVER_AFTER", "6s".to_owned())];
-        Self { stand: Stand::new(partitions).await, more, logs: Self::empty(partitions), _folder: None }
+        Self { stand: Stand::new(partitions).await, more, logs: Self::empty(partitions), copies: None, _folder: None }
     }
 
     async fn over_local(partitions: i32) -> Self {
         let place = LocalPlace::new();
         let more = vec![("STORE__KIND", "local".to_owned()), ("STORE__PATH", place.0.display().to_string())];
-        Self { stand: Stand::new(partitions).await, more, logs: Self::empty(partitions), _folder: Some(place) }
+        Self {
+            stand: Stand::new(partitions).await,
+            more,
+            logs: Self::empty(partitions),
+            copies: None,
+            _folder: Some(place),
+        }
     }
 
     fn empty(partitions: i32) -> Vec<Vec<String>> {
@@ -76,8 +84,17 @@ impl Counting {
     }
 
     fn sql(&self) -> String {
+        let copies = self.copies.as_ref().map_or_else(String::new, |table| {
+            format!(
+                "CREATE EXTERNAL TABLE copies (partition INT, position BIGINT, item VARCHAR, PRIMARY KEY (partition, position))
+                   STORED AS CQL LOCATION 'cassandra://{}/{table}' OPTIONS ('sink.create' 'true');
+                 INSERT INTO copies SELECT _partition, _offset, item FROM orders;",
+                self.stand.keyspace
+            )
+        });
         format!(
             "CREATE EXTERNAL TABLE orders (item VARCHAR) STORED AS JSON LOCATION 'kafka://{}';
+             {copies}
              CREATE EXTERNAL TABLE totals (item VARCHAR, n BIGINT, PRIMARY KEY (item)) STORED AS CQL
                LOCATION 'cassandra://{}/{}' OPTIONS ('sink.create' 'true');
              INSERT INTO totals SELECT item, count(*) FROM orders GROUP BY item",

@@ -10,7 +10,7 @@ fn key(partition: i32) -> PartitionKey {
 
 fn rewind(to: &[(i32, i64)], reset: bool) -> Rewind {
     let to = to.iter().map(|(partition, next)| Target { key: key(*partition), next: Offset(*next) }).collect();
-    Rewind { id: Uuid::from_u128(1), wish: "back".into(), to, reset, done: false }
+    Rewind { id: Uuid::from_u128(1), wish: "back".into(), to, reset, stateless: Vec::new(), done: false }
 }
 
 fn of_kind(kind: SegmentKind, number: u32) -> SegmentRef {
@@ -76,6 +76,17 @@ fn after_a_reset_nothing_is_left_of_what_was_read_before() {
         assert_eq!(content.vector.0, [(key(0), at(Offset(40))), (key(1), at(Offset(15)))].into());
         assert!(content.rewind.unwrap().done);
     }
+}
+
+/// Rows that need no state are what they are, whatever becomes of the state of other queries.
+#[test]
+fn a_reset_keeps_output_that_is_committed_for_queries_without_state() {
+    let mut current = pointer();
+    current.content.outbox.segments.push(of_kind(SegmentKind::Upserts { sink: 1 }, 3));
+    let rewind = Rewind { stateless: vec![1], ..rewind(&[(0, 40)], true) };
+    let content = stopped().moved(Some(&current), &rewind, &[Some(current.clone())]);
+    let kinds: Vec<_> = content.outbox.segments.iter().map(|segment| segment.kind).collect();
+    assert_eq!(kinds, [SegmentKind::DeadLetters, SegmentKind::Upserts { sink: 1 }]);
 }
 
 /// Else rows that are read again would be late by what was read before them once, and is not counted any more.

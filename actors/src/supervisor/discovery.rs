@@ -1,7 +1,8 @@
 //! Finds the partitions there are, and decides once where each starts.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use futures::stream::{self, StreamExt};
 use uuid::Uuid;
@@ -15,17 +16,25 @@ use crate::ports::{SourceError, StoreError};
 use crate::position::{Offset, PartitionKey, SourcePartition};
 use crate::retention::{self, Beginnings};
 
-/// Under this partition number the store keeps that all partitions of a topic's first discovery have their start.
+/// Under this partition number the store keeps how many partitions a topic had when it was first discovered. It is decided
+/// once, before any of their starts is: so whoever decides where a partition starts, in whatever process, knows alike whether it
+/// was found later. (What was stored by a version that wrote 0, when all had their start, says the same of all others.)
 const FIRST_DISCOVERY: i32 = -1;
 /// Start positions that are decided at the same time.
 const DECIDING: usize = 16;
+/// How long the others wait until it is told where a new partition could start. Nobody tells it while nobody leads it.
+const TOLD_WITHIN: Duration = Duration::from_secs(10);
+/// The pause before it is asked again.
+const ASK_AGAIN: Duration = Duration::from_secs(2);
 
 /// Looks for partitions again and again, and decides where each starts. Ends only when the first look already fails for
 /// good.
 pub(super) async fn discover(shared: Arc<Shared>, supervisor: Mailbox<Supervisor>) -> Cause {
     let mut found = false;
+    let interval = shared.pipeline.tuning.discovery_interval;
     let mut beginnings = Beginnings::new();
     loop {
+        let mut pause = interval;
         match shared.pipeline.source.partitions().await {
             Ok(partitions) => {
                 let source = shared.pipeline.source.as_ref();
@@ -33,6 +42,9 @@ pub(super) async fn discover(shared: Arc<Shared>, supervisor: Mailbox<Supervisor
                 match decided {
                     Ok(decided) => {
                         found = true;
+                        if decided.len() < partitions.len() {
+                            pause = pause.min(ASK_AGAIN);
+                        }
                         supervisor.do_send(Discovered(decided));
                     }
                     Err(error) if !found => return Cause::Halt(error),
@@ -40,79 +52,96 @@ pub(super) async fn discover(shared: Arc<Shared>, supervisor: Mailbox<Supervisor
                 }
                 // Brokers that do not answer must not keep new partitions from being found.
                 let watching = retention::watch(source, &shared.board, &partitions, &mut beginnings);
-                if tokio::time::timeout(shared.pipeline.tuning.discovery_interval, watching).await.is_err() {
+                if tokio::time::timeout(interval, watching).await.is_err() {
                     tracing::warn!("the beginnings of the logs cannot be read");
                 }
             }
             Err(SourceError::Halt(error) | SourceError::Failed(error)) if !found => return Cause::Halt(error),
             Err(error) => tracing::warn!("partitions cannot be listed: {error}"),
         }
-        tokio::time::sleep(shared.pipeline.tuning.discovery_interval).await;
+        tokio::time::sleep(pause).await;
     }
 }
 
-/// Decides once where each partition starts, and stores it before its first record is read. Partitions that appear after
-/// a topic's first discovery start at their beginning.
+/// Decides once where each partition starts, and stores it before its first record is read. Partitions that a topic did not
+/// have at its first discovery start at their beginning. One of which nobody tells where it could start is left out.
 async fn decide_starts(
     shared: &Shared,
     partitions: Vec<SourcePartition>,
 ) -> Result<Vec<(SourcePartition, Result<Offset, String>)>, String> {
     let (store, board) = (&shared.pipeline.store, &shared.board);
-    let failed = |error: StoreError| error.to_string();
     let known = patiently(board, "reading start offsets", || store.known_partitions()).await.map_err(failed)?;
     let known_topic = |partition: &SourcePartition| {
         let mut ids = known.iter().filter(|(topic, _)| **topic == *partition.topic).map(|(_, key)| key.topic_id);
         ids.find(|id| *id != partition.key.topic_id)
     };
-    let first_of = |topic_id: Uuid| PartitionKey { topic_id, partition: FIRST_DISCOVERY };
-    let discovered: BTreeSet<Uuid> =
-        known.iter().filter(|(_, key)| *key == first_of(key.topic_id)).map(|(_, key)| key.topic_id).collect();
-    let decided: Vec<_> = stream::iter(partitions.iter())
+    let known_keys: HashSet<PartitionKey> = known.iter().map(|(_, key)| *key).collect();
+    let new = partitions.iter().filter(|partition| !known_keys.contains(&partition.key));
+    let at_first = first_discoveries(shared, new.filter(|partition| known_topic(partition).is_none())).await?;
+    let decided = stream::iter(partitions.iter())
         .map(|partition| {
-            let discovered = &discovered;
+            let at_first = &at_first;
             async move {
                 if let Some(old) = known_topic(partition) {
                     let new = partition.key.topic_id;
-                    return Ok((
+                    return Ok(Some((
                         partition.clone(),
                         Err(format!(
                             "topic {} was deleted and created again: its id is {new}, but the stored offsets and state are \
                              of {old}; run it under another pipeline name, or remove the stored pipeline, to start anew",
                             partition.topic
                         )),
-                    ));
+                    )));
                 }
                 let stored = patiently(board, "reading a start offset", || store.start_offset(&partition.key)).await;
-                if let Some(start) = stored.map_err(failed)? {
-                    return Ok((partition.clone(), Ok(start)));
+                if let Some(start) = stored.map_err(failed)?.filter(|_| !flaw!(StartDecidedAgain)) {
+                    return Ok(Some((partition.clone(), Ok(start))));
                 }
-                let later = discovered.contains(&partition.key.topic_id);
-                let start = shared.pipeline.source.start_offset(partition, later).await;
+                let first = at_first.get(&partition.key.topic_id).copied().unwrap_or_default();
+                let later = i64::from(partition.key.partition) >= first && !flaw!(FoundLaterAsFirst);
+                let start = shared.pipeline.source.start_offset(partition, later);
+                let Ok(start) = tokio::time::timeout(TOLD_WITHIN, start).await else {
+                    tracing::warn!(%partition, "not read yet: nobody tells where it could start, as while no broker leads it");
+                    return Ok(None);
+                };
                 let start = start.map_err(|error| error.to_string())?;
                 let define = || store.define_start(partition, start);
                 if flaw!(StartNotRepeated) {
-                    return Ok((partition.clone(), Ok(define().await.map_err(failed)?)));
+                    return Ok(Some((partition.clone(), Ok(define().await.map_err(failed)?))));
                 }
-                let start = patiently(board, "storing a start offset", define).await.map_err(failed)?;
-                Ok((partition.clone(), Ok(start)))
+                let stored = patiently(board, "storing a start offset", define).await.map_err(failed)?;
+                Ok(Some((partition.clone(), Ok(if flaw!(StartDecidedAgain) { start } else { stored }))))
             }
         })
         .buffered(DECIDING)
-        .collect::<Vec<Result<_, String>>>()
-        .await
-        .into_iter()
-        .collect::<Result<_, _>>()?;
-    let topics: BTreeMap<Uuid, &SourcePartition> = decided
-        .iter()
-        .filter(|(_, start): &&(SourcePartition, Result<Offset, String>)| start.is_ok())
-        .map(|(partition, _)| (partition.key.topic_id, partition))
-        .collect();
-    for (topic_id, partition) in topics {
-        if !discovered.contains(&topic_id) {
-            let marker = SourcePartition { key: first_of(topic_id), ..partition.clone() };
-            let define = || store.define_start(&marker, Offset(0));
-            patiently(board, "storing a start offset", define).await.map_err(failed)?;
+        .collect::<Vec<Result<Option<_>, String>>>()
+        .await;
+    decided.into_iter().filter_map(Result::transpose).collect()
+}
+
+/// How many partitions the topics of these had when they were first discovered, which is now if it is not stored.
+async fn first_discoveries<'a>(
+    shared: &Shared,
+    partitions: impl Iterator<Item = &'a SourcePartition>,
+) -> Result<BTreeMap<Uuid, i64>, String> {
+    let mut highest = BTreeMap::<Uuid, &SourcePartition>::new();
+    for partition in partitions {
+        let highest = highest.entry(partition.key.topic_id).or_insert(partition);
+        if highest.key.partition < partition.key.partition {
+            *highest = partition;
         }
     }
-    Ok(decided)
+    let mut at_first = BTreeMap::new();
+    for (topic_id, highest) in highest {
+        let key = PartitionKey { topic_id, partition: FIRST_DISCOVERY };
+        let (marker, now) = (SourcePartition { key, ..highest.clone() }, Offset(i64::from(highest.key.partition) + 1));
+        let define = || shared.pipeline.store.define_start(&marker, now);
+        let stored = patiently(&shared.board, "storing how many partitions there are", define).await.map_err(failed)?;
+        at_first.insert(topic_id, stored.0);
+    }
+    Ok(at_first)
+}
+
+fn failed(error: StoreError) -> String {
+    error.to_string()
 }

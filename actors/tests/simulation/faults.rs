@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Every kind of fault that a hostile run may meet.
-pub const KINDS: [&str; 46] = [
+pub const KINDS: [&str; 49] = [
     "store refuses",
     "store applies and loses the answer",
     "store applies late",
@@ -44,6 +44,9 @@ pub const KINDS: [&str; 46] = [
     "frozen process wakes at the very end",
     "another instance takes over",
     "new partition",
+    "started at the end",
+    "paused",
+    "resumed",
     "rewound with its state",
     "rewound with an empty state",
     "two rewinds at once",

@@ -124,6 +124,27 @@ fn a_partition_that_gets_nothing_for_long_goes_on_by_itself() {
     });
 }
 
+/// Nobody leads it, so nobody can say where its log ends.
+#[test]
+fn a_new_partition_whose_start_nobody_tells_holds_no_other_up() {
+    on_one_thread(Plan { latest: true, ..Plan::quiet(17) }, async |world| {
+        world.kafka.untold.lock().unwrap().insert(1);
+        let Living { handle, running, .. } = world.start();
+        until("the others are found", || handle.board().snapshot().partitions.len() == 2).await;
+        for partition in [0, 2] {
+            (0..50).for_each(|time| world.kafka.produce(partition, time % 7, 1, time));
+        }
+        let counted = || world.table.rows.lock().unwrap().values().map(|row| row.1).sum::<i64>();
+        until("they are read", || counted() == 100).await;
+        world.kafka.untold.lock().unwrap().clear();
+        until("it is found", || handle.board().snapshot().partitions.len() == 3).await;
+        (0..50).for_each(|time| world.kafka.produce(1, time % 7, 1, time));
+        until("everything is counted", || world.differences(None).is_empty()).await;
+        handle.stop();
+        assert_eq!(running.await.unwrap(), Outcome::Stopped);
+    });
+}
+
 /// What does not get on has one budget, whatever else goes on.
 #[test]
 fn a_partition_that_does_not_get_on_halts_alone() {

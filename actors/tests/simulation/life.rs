@@ -6,8 +6,10 @@ use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use futures::future::Either;
+use strandline_actors::board::Life;
 use strandline_actors::busy;
 use strandline_actors::message::Target;
+use strandline_actors::pause::Scope;
 use strandline_actors::run::Outcome;
 use tokio::time::Instant;
 
@@ -53,6 +55,9 @@ impl World {
     async fn harm(&self, living: &Living, times: u64) {
         for _ in 0..times {
             self.chance.pause(1_200).await;
+            if self.plan.pauses {
+                self.interrupt(living).await;
+            }
             let number = self.chance.number(8) as u32;
             let (fault, target) = match self.chance.number(8) {
                 0..=2 => ("partition panics", Target::Partition(number)),
@@ -63,6 +68,32 @@ impl World {
             living.process.note(|| format!("{fault}: {target:?}"));
             self.chance.dealt(fault);
             living.handle.crash(target);
+        }
+    }
+
+    /// Pauses or resumes something for a while.
+    async fn interrupt(&self, living: &Living) {
+        let keys: Vec<_> = living.handle.board().snapshot().partitions.keys().copied().collect();
+        let scope = match self.chance.number(keys.len() as u64 + 1) as usize {
+            0 => Scope::Pipeline,
+            number => Scope::Partition(keys[number - 1]),
+        };
+        let pause = self.chance.number(3) > 0;
+        self.chance.dealt(if pause { "paused" } else { "resumed" });
+        living.process.note(|| format!("is told to {}: {scope:?}", if pause { "pause" } else { "go on" }));
+        // Whoever is frozen, or dies meanwhile, does not answer.
+        let done = async { if pause { living.handle.pause(scope).await } else { living.handle.go_on(scope).await } };
+        let _ = tokio::time::timeout(Duration::from_secs(2), done).await;
+    }
+
+    /// Resumes whatever is paused.
+    async fn resume(&self, living: &Living) {
+        let board = living.handle.board().snapshot();
+        let paused = board.partitions.iter().filter(|(_, status)| status.actor.life == Life::Paused);
+        let paused =
+            board.paused.then_some(Scope::Pipeline).into_iter().chain(paused.map(|(key, _)| Scope::Partition(*key)));
+        for scope in paused {
+            let _ = tokio::time::timeout(Duration::from_secs(2), living.handle.go_on(scope)).await;
         }
     }
 
@@ -156,6 +187,31 @@ impl World {
         wrong
     }
 
+    /// Whether it is decided where each partition begins to count: what is produced after that counts.
+    fn all_begun(&self) -> bool {
+        let contents = self.contents.lock().unwrap();
+        let begun = |partition: &i32| contents.starts.contains_key(&self.kafka.partition(*partition).key);
+        self.kafka.logs.lock().unwrap().keys().all(begun)
+    }
+
+    /// Sees to it for a moment that a process works on.
+    async fn attend(&self, last: &mut Living, wrong: &mut Vec<String>) {
+        match tokio::time::timeout(Duration::from_millis(400), &mut last.running).await {
+            // Killed at an await, or fenced by one that came back: another one takes over.
+            Ok(outcome) => {
+                last.ended = true;
+                last.process.note(|| format!("ended: {outcome:?}"));
+                self.bury(last, wrong).await;
+                self.finish_rewinds(wrong).await;
+                *last = self.start();
+            }
+            Err(_) => last.process.wake(),
+        }
+        if self.plan.pauses {
+            self.resume(last).await;
+        }
+    }
+
     async fn live(&self) -> Vec<String> {
         let mut wrong = Vec::new();
         let mut asleep = Vec::new();
@@ -244,23 +300,17 @@ impl World {
             }
             self.bury(living, &mut wrong).await;
         }
+        let patience = Instant::now() + CATCHING_UP;
+        while !self.all_begun() && Instant::now() < patience {
+            self.attend(&mut last, &mut wrong).await;
+        }
         let produced: usize = self.kafka.logs.lock().unwrap().values().map(|log| log.records.len()).sum();
         self.produce(self.plan.records.saturating_sub(produced));
         let closed = Some(self.produce_last());
         let patience = Instant::now() + CATCHING_UP;
         let mut differences = self.differences(closed);
         while !differences.is_empty() && Instant::now() < patience {
-            match tokio::time::timeout(Duration::from_millis(400), &mut last.running).await {
-                // Killed at an await, or fenced by one that came back: another one takes over.
-                Ok(outcome) => {
-                    last.ended = true;
-                    last.process.note(|| format!("ended: {outcome:?}"));
-                    self.bury(&mut last, &mut wrong).await;
-                    self.finish_rewinds(&mut wrong).await;
-                    last = self.start();
-                }
-                Err(_) => last.process.wake(),
-            }
+            self.attend(&mut last, &mut wrong).await;
             differences = self.differences(closed);
         }
         last.handle.stop();

@@ -144,7 +144,9 @@ fn whatever_happens_the_result_is_that_of_a_plain_loop() {
     }
     // What a test prints is shown only when it fails; this is shown always.
     std::io::stderr().write_all(text.as_bytes()).unwrap();
-    assert!(fewest.0 >= 500 && fewest.1 >= 5 && fewest.2 >= 3, "too quiet a life: {fewest:?}");
+    if std::env::var_os("SIMULATION_SEEDS").is_none() {
+        assert!(fewest.0 >= 500 && fewest.1 >= 5 && fewest.2 >= 3, "too quiet a life: {fewest:?}");
+    }
     if seeds.len() >= 100 {
         for fault in faults::KINDS {
             assert!(coverage.contains_key(fault), "no {fault} in {} seeds", seeds.len());

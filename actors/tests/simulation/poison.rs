@@ -11,6 +11,7 @@ use strandline_actors::position::{Offset, Range};
 use strandline_actors::run::{Handle, Outcome};
 use tokio::time::Instant;
 
+use crate::halt::until;
 use crate::life::{in_real_time, on_one_thread};
 use crate::query::{DEADLY, HANGS, POISON};
 use crate::world::{Living, Plan, World};
@@ -184,6 +185,27 @@ fn a_process_that_ends_since_its_committer_crashed_too_often_accuses_nobody() {
             assert_eq!(world.crash_note(0).unwrap().trying, None);
         });
     }
+}
+
+/// A process that is told to stop while the note of what it tries is on its way has not died of it.
+#[test]
+fn a_process_that_is_stopped_while_it_notes_what_it_tries_accuses_nobody() {
+    on_one_thread(Plan::quiet(158), async |world| {
+        (0..300).for_each(|number| world.kafka.produce(0, number % 7, number, number));
+        let suspect = Some(Suspects::new(Range::new(Offset(0), Offset(16)), 16));
+        let note = CrashNote { suspect, ..noted(7) };
+        {
+            let mut contents = world.contents.lock().unwrap();
+            contents.notes.insert(world.kafka.partition(0).key, (0, Some(note)));
+            contents.noting_takes = Duration::from_millis(900);
+        }
+        let Living { handle, running, .. } = world.start();
+        until("a note is on its way", || world.contents.lock().unwrap().tries_noted > 0).await;
+        handle.stop();
+        assert_eq!(running.await.unwrap(), Outcome::Stopped);
+        tokio::time::sleep(Duration::from_secs(1)).await;
+        assert_eq!(world.crash_note(0).unwrap().trying, None);
+    });
 }
 
 /// Case: poison (actix#158). Each place costs three panics, and there are more places than a budget has restarts for.

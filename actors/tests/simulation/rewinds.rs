@@ -73,8 +73,9 @@ impl World {
         let mut to = Vec::new();
         let mut back = false;
         for (key, low) in lowest {
-            let goes = low.0 > 0 && self.chance.number(3) > 0;
-            let next = if goes { Offset(self.chance.number(low.0 as u64) as i64) } else { low };
+            let start = self.history.start(key.partition);
+            let goes = low.0 > start && self.chance.number(3) > 0;
+            let next = if goes { Offset(start + self.chance.number((low.0 - start) as u64) as i64) } else { low };
             back |= goes;
             // With the state of one partition goes that of all.
             if goes || reset {
@@ -84,7 +85,14 @@ impl World {
         let places: Vec<String> = to.iter().map(|to| format!("{}@{}", to.key.partition, to.next)).collect();
         let number = self.numbered();
         let wish = format!("{number}: {}{}", places.join(" "), if reset { " with an empty state" } else { "" });
-        back.then(|| Rewind { id: Uuid::from_u128(u128::from(number)), wish, to, reset, done: false })
+        back.then(|| Rewind {
+            id: Uuid::from_u128(u128::from(number)),
+            wish,
+            to,
+            reset,
+            stateless: Vec::new(),
+            done: false,
+        })
     }
 
     /// Starts a process that begins a rewind, or finishes one.

@@ -42,13 +42,17 @@ pub struct FakeKafka {
     pub broken: Mutex<BTreeSet<i32>>,
     /// Partitions whose readers pass for so long over what was aborted.
     pub aborted: Mutex<BTreeMap<i32, Duration>>,
+    /// What is there at first is not read.
+    pub latest: bool,
+    /// Partitions of which nobody tells where they could start.
+    pub untold: Mutex<BTreeSet<i32>>,
     /// Its topic is compacted.
     pub thins: AtomicBool,
     pub chance: Arc<Chance>,
 }
 
 impl FakeKafka {
-    pub fn new(chance: Arc<Chance>, partitions: i32) -> Self {
+    pub fn new(chance: Arc<Chance>, partitions: i32, latest: bool) -> Self {
         let logs = (0..partitions).map(|partition| (partition, Log::default())).collect();
         Self {
             topic_id: Uuid::from_u128(77),
@@ -57,6 +61,8 @@ impl FakeKafka {
             withheld: Mutex::default(),
             broken: Mutex::default(),
             aborted: Mutex::default(),
+            latest,
+            untold: Mutex::default(),
             thins: AtomicBool::default(),
             chance,
         }
@@ -107,9 +113,17 @@ impl Source for ProcessKafka {
         Ok(partitions.into_iter().map(|partition| self.kafka.partition(partition)).collect())
     }
 
-    async fn start_offset(&self, _: &SourcePartition, _: bool) -> Result<Offset, SourceError> {
+    async fn start_offset(&self, partition: &SourcePartition, later: bool) -> Result<Offset, SourceError> {
         self.process.awaits("start offset").await;
-        Ok(Offset(0))
+        while self.kafka.untold.lock().unwrap().contains(&partition.key.partition) {
+            tokio::time::sleep(Duration::from_millis(200)).await;
+        }
+        if later || !self.kafka.latest {
+            return Ok(Offset(0));
+        }
+        self.process.chance.pause(20).await;
+        self.process.chance.dealt("started at the end");
+        Ok(self.kafka.logs.lock().unwrap().get(&partition.key.partition).map_or(Offset(0), |log| Offset(log.end)))
     }
 
     async fn thins(&self, _: &SourcePartition) -> Result<bool, SourceError> {

@@ -38,6 +38,10 @@ pub struct Contents {
     pub moving_takes: std::time::Duration,
     /// Writes of crash notes so far.
     note_turn: u64,
+    /// How long a note takes to land that says what is tried.
+    pub noting_takes: std::time::Duration,
+    /// Such notes that were sent.
+    pub tries_noted: u64,
     pub heartbeats: BTreeMap<Generation, Heartbeat>,
     pub paused: Wishes,
     /// Checkpoints that were committed, claims not counted.
@@ -72,9 +76,11 @@ impl Contents {
                 self.damaged.remove(&segment.key);
             }
         } else if let Some(current) = current
-            && !next.content.vector.continues(&current.content.vector)
+            // Idleness closes windows without a row, and so without a move of the vector.
+            && (!next.content.vector.continues(&current.content.vector) || next.content.closed < current.content.closed)
         {
-            if current.kept.iter().any(|kept| kept.vector == next.content.vector) {
+            let goes_back_to = |kept: &Kept| kept.vector == next.content.vector && kept.closed == next.content.closed;
+            if current.kept.iter().any(goes_back_to) {
                 self.fell_back.insert(next.shard);
             } else {
                 self.broken.push(format!("the vector of shard {} went back at epoch {}", next.shard, next.epoch));
@@ -250,9 +256,24 @@ impl StateStore for FakeStore {
     }
 
     async fn define_start(&self, partition: &SourcePartition, start: Offset) -> Result<Offset, StoreError> {
-        let partition = partition.clone();
+        let (partition, truth) = (partition.clone(), Arc::clone(&self.truth));
         self.request("define start", move |contents| {
-            contents.starts.entry(partition.key).or_insert((partition.topic.to_string(), start)).1
+            let SourcePartition { key, topic, .. } = partition;
+            let marker = PartitionKey { partition: -1, ..key };
+            let first = contents.starts.get(&marker).map_or(0, |marker| marker.1.0);
+            contents
+                .starts
+                .entry(key)
+                .or_insert_with(|| {
+                    if key.partition >= 0 && i64::from(key.partition) >= first && start > Offset(0) {
+                        contents
+                            .broken
+                            .push(format!("partition {} was found later, but starts at {start}", key.partition));
+                    }
+                    truth.history.starts(key.partition, start.0);
+                    (topic.to_string(), start)
+                })
+                .1
         })
         .await
     }
@@ -387,18 +408,29 @@ impl StateStore for FakeStore {
     async fn write_crash_note(&self, key: &PartitionKey, note: Option<&CrashNote>) -> Result<(), StoreError> {
         let (key, note) = (*key, note.cloned());
         let trying = note.as_ref().is_some_and(|note| note.trying.is_some());
-        let turn = {
+        let (turn, takes) = {
             let mut contents = self.contents.lock().unwrap();
             contents.note_turn += 1;
-            contents.note_turn
+            contents.tries_noted += u64::from(trying);
+            (contents.note_turn, contents.noting_takes)
         };
-        self.request("write crash note", move |contents| {
+        let lands = move |contents: &mut Contents| {
             let held = contents.notes.entry(key).or_default();
             if held.0 < turn {
                 *held = (turn, note.clone());
             }
-        })
-        .await?;
+        };
+        if trying && !takes.is_zero() {
+            // It lands, whatever becomes of the sender.
+            let contents = Arc::clone(&self.contents);
+            let landed = tokio::task::spawn_local(async move {
+                tokio::time::sleep(takes).await;
+                lands(&mut contents.lock().unwrap());
+            });
+            landed.await.map_err(|error| StoreError::Unavailable(error.to_string()))?;
+        } else {
+            self.request("write crash note", lands).await?;
+        }
         if trying {
             // So that something can end between the note and what it is about.
             tokio::time::sleep(std::time::Duration::from_millis(3)).await;

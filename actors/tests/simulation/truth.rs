@@ -49,7 +49,11 @@ impl Truth {
     pub fn letters(&self) -> BTreeSet<(i32, i64)> {
         let logs = self.kafka.logs.lock().unwrap();
         let records = logs.iter().flat_map(|(partition, log)| log.records.iter().map(|record| (*partition, record)));
-        records.filter(|(_, record)| is_bad(record)).map(|(partition, record)| (partition, record.offset)).collect()
+        let counts = |partition: i32, record: &Record| record.offset >= self.history.start(partition);
+        records
+            .filter(|(partition, record)| is_bad(record) && counts(*partition, record))
+            .map(|(partition, record)| (partition, record.offset))
+            .collect()
     }
 
     /// Loops over what a shard has read below the limits.

@@ -44,6 +44,10 @@ pub struct Plan {
     pub idle: bool,
     /// The windows of silent partitions may close.
     pub silence: bool,
+    /// What is there before the first start is not read.
+    pub latest: bool,
+    /// Partitions are paused and resumed.
+    pub pauses: bool,
     /// Write down what happens.
     pub traced: bool,
 }
@@ -60,6 +64,8 @@ impl Plan {
             two_sinks: false,
             idle: false,
             silence: false,
+            latest: false,
+            pauses: false,
             traced: false,
         }
     }
@@ -68,7 +74,11 @@ impl Plan {
         let (shards, partitions) = (2 + (seed % 2) as u32, 3 + (seed % 3) as i32);
         let (idle, silence) = (seed % 4 == 3, seed % 3 == 2);
         let (replaces, two_sinks) = (seed % 5 != 4, seed % 7 < 4);
-        Self { hostile: true, shards, partitions, replaces, two_sinks, idle, silence, ..Self::quiet(seed) }
+        let (latest, pauses) = (seed % 11 == 7, seed % 9 == 4);
+        let plain = Self::quiet(seed);
+        // Those that are there before the first start do not count.
+        let records = if latest { plain.records * 4 / 3 } else { plain.records };
+        Self { hostile: true, records, shards, partitions, replaces, two_sinks, idle, silence, latest, pauses, ..plain }
     }
 }
 
@@ -129,7 +139,7 @@ pub struct World {
 impl World {
     pub fn new(plan: Plan) -> Self {
         let chance = Arc::new(Chance::new(plan.seed, plan.hostile));
-        let kafka = FakeKafka::new(Arc::clone(&chance), plan.partitions);
+        let kafka = FakeKafka::new(Arc::clone(&chance), plan.partitions, plan.latest);
         let history = Arc::<History>::default();
         let ledger = Ledger {
             idle: plan.idle,
@@ -213,7 +223,7 @@ impl World {
         let kafka = FakeKafka {
             topic_id: uuid::Uuid::from_u128(id),
             logs: Mutex::new(logs),
-            ..FakeKafka::new(self.chance.clone(), 0)
+            ..FakeKafka::new(self.chance.clone(), 0, self.plan.latest)
         };
         Self { kafka: Arc::new(kafka), ..self.copy() }
     }

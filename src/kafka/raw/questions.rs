@@ -164,6 +164,27 @@ impl Client {
         Ok(None)
     }
 
+    /// Says what a code of a partition means. Of one that nobody leads librdkafka says that it is unknown, and goes on saying so
+    /// for minutes, so the brokers are asked anew who leads it: for the next question.
+    fn of_partition(&self, code: Resp, topic: &CStr, timeout: Duration) -> Fault {
+        if code == Resp::RD_KAFKA_RESP_ERR__UNKNOWN_PARTITION {
+            let mut metadata = ptr::null();
+            // SAFETY: a live handle; the topic and the answer are ours until they are given back, and a null configuration means
+            // the default one.
+            unsafe {
+                let topic = rd::rd_kafka_topic_new(self.rk.as_ptr(), topic.as_ptr(), ptr::null_mut());
+                if !topic.is_null() {
+                    let answer = rd::rd_kafka_metadata(self.rk.as_ptr(), 0, topic, &mut metadata, millis(timeout));
+                    if answer == Resp::RD_KAFKA_RESP_ERR_NO_ERROR {
+                        rd::rd_kafka_metadata_destroy(metadata);
+                    }
+                    rd::rd_kafka_topic_destroy(topic);
+                }
+            }
+        }
+        Fault::of(code)
+    }
+
     /// Asks the partition's leader for the first offset of the log and the first one that cannot be read yet.
     pub(in crate::kafka) fn query_watermarks(
         &self,
@@ -186,7 +207,7 @@ impl Client {
         };
         match code {
             Resp::RD_KAFKA_RESP_ERR_NO_ERROR => Ok((low, high)),
-            code => Err(Fault::of(code)),
+            code => Err(self.of_partition(code, &topic, timeout)),
         }
     }
 
@@ -210,7 +231,7 @@ impl Client {
                 (Resp::RD_KAFKA_RESP_ERR_NO_ERROR, Resp::RD_KAFKA_RESP_ERR_NO_ERROR) => {
                     Ok((offset >= 0).then_some(offset))
                 }
-                (Resp::RD_KAFKA_RESP_ERR_NO_ERROR, code) | (code, _) => Err(Fault::of(code)),
+                (Resp::RD_KAFKA_RESP_ERR_NO_ERROR, code) | (code, _) => Err(self.of_partition(code, &topic, timeout)),
             }
         }
     }

@@ -1,6 +1,7 @@
 //! The fingerprint follows the meaning, not the writing.
 
 use super::harness::planned;
+use crate::sql::which_keep_state;
 
 const SQL: &str =
     "CREATE EXTERNAL TABLE orders (user_id VARCHAR, item VARCHAR, amount DOUBLE, qty BIGINT, ts TIMESTAMP)
@@ -168,4 +169,17 @@ fn the_lengths_of_the_watermark_are_not_part_of_the_plan() {
     }
     assert_ne!(of("'watermark.column' '_timestamp', "), plain);
     assert_ne!(of(""), plain);
+}
+
+/// What a rewind has to know of a pipeline is read from its stored description.
+#[test]
+fn which_inserts_keep_state_is_in_the_description() {
+    assert_eq!(which_keep_state(&planned(SQL).description), [true]);
+    let copy = "CREATE EXTERNAL TABLE copies (item VARCHAR, PRIMARY KEY (item)) STORED AS CQL LOCATION 'cassandra://shop/copies';
+        INSERT INTO copies SELECT item FROM orders";
+    let both = planned(&format!("{SQL}; {copy}"));
+    let told: Vec<bool> = both.inserts.iter().map(|insert| insert.sink.name == "revenue").collect();
+    assert_eq!(which_keep_state(&both.description), told);
+    let alone = SQL.split("INSERT").next().unwrap().to_owned() + copy;
+    assert_eq!(which_keep_state(&planned(&alone).description), [false]);
 }

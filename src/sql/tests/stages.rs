@@ -136,17 +136,17 @@ fn an_empty_range_and_a_range_of_gaps() {
     assert!(output.lanes.iter().all(|lane| lane.rows.is_empty()));
 }
 
-/// Offsets whose records were deleted before they were read are counted apart from those that never had one.
+/// Offsets whose records were deleted before they were read are counted by the partition, which knows what each shard has.
 #[test]
 fn lost_offsets_are_no_gaps() {
     let plan = planned(&grouped(""));
     let partition = partition(0);
     let hole = SourceBatch { lost: true, ..batch(&[], 5, 50) };
-    for (cut, lost) in [(0, 45), (30, 20), (60, 0)] {
+    for cut in [0, 30, 60] {
         let cuts = [Some(Offset(cut)); 3];
         let input = StageInput { cuts: &cuts, closed: &[None; 3], ..super::harness::input(&partition, &hole) };
         let output = plan.query().source_stage(&partition).run(input).unwrap();
-        assert_eq!(total(&output), Counts { lost, ..Counts::default() });
+        assert_eq!(total(&output), Counts::default());
     }
 }
 

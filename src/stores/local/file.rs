@@ -40,8 +40,8 @@ impl<E: Into<redb::Error>> From<E> for Trouble {
     }
 }
 
-/// How the database of a path is opened.
-type Opener = Box<dyn Fn(&Path) -> Result<Database, DatabaseError> + Send + Sync>;
+/// How the database of a path is opened, and made if that is wanted.
+type Opener = Box<dyn Fn(&Path, bool) -> Result<Database, DatabaseError> + Send + Sync>;
 
 /// What a writer does in a transaction.
 type Run = Box<dyn FnOnce(&WriteTransaction) -> Result<(), Trouble> + Send>;
@@ -95,7 +95,11 @@ impl File {
         let file = match open.get(&path).and_then(Weak::upgrade) {
             Some(file) => file,
             None => {
-                let opener = |path: &Path| Database::builder().set_cache_size(CACHE).create(path);
+                let opener = |path: &Path, make: bool| {
+                    let mut builder = Database::builder();
+                    builder.set_cache_size(CACHE);
+                    if make { builder.create(path) } else { builder.open(path) }
+                };
                 let file = Arc::new(Self::with_opener(path.clone(), Box::new(opener))?);
                 open.insert(path, Arc::downgrade(&file));
                 file
@@ -107,7 +111,7 @@ impl File {
     }
 
     fn with_opener(path: PathBuf, opener: Opener) -> Result<Self, StoreError> {
-        let database = RwLock::new(Some(open_database(&path, &opener)?));
+        let database = RwLock::new(Some(open_database(&path, &opener, true)?));
         Ok(Self {
             path,
             opener,
@@ -211,7 +215,8 @@ impl File {
         let mut database = self.database.write().unwrap_or_else(PoisonError::into_inner);
         // Closed first: the lock on the file is its own.
         *database = None;
-        match open_database(&self.path, &self.opener) {
+        // One that is gone, such as with the disk that it was on, is not begun anew.
+        match open_database(&self.path, &self.opener, false) {
             Ok(opened) => *database = Some(opened),
             Err(error) => tracing::error!("the local store cannot be opened again: {error}"),
         }
@@ -241,12 +246,12 @@ fn lock<T: ?Sized>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Opens or creates a database file, and waits a moment for the process before to let go of it.
-fn open_database(path: &Path, opener: &Opener) -> Result<Database, StoreError> {
+/// Opens a database file, or makes it if that is wanted, and waits a moment for the process before to let go of it.
+fn open_database(path: &Path, opener: &Opener, make: bool) -> Result<Database, StoreError> {
     let shown = path.display();
     let patience = Instant::now() + LOCK_PATIENCE;
     loop {
-        match opener(path) {
+        match opener(path, make) {
             Ok(database) => return Ok(database),
             Err(DatabaseError::DatabaseAlreadyOpen) if Instant::now() < patience => std::thread::sleep(LOCK_PAUSE),
             Err(DatabaseError::DatabaseAlreadyOpen) => {
@@ -334,9 +339,9 @@ mod tests {
             let (full, syncs) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
             let path = std::env::temp_dir().join(format!("strandline-{}.redb", uuid::Uuid::new_v4()));
             let (is_full, counter) = (Arc::clone(&full), Arc::clone(&syncs));
-            let opener = move |path: &Path| {
+            let opener = move |path: &Path, make: bool| {
                 let mut options = std::fs::File::options();
-                let file = options.read(true).write(true).create(true).truncate(false).open(path)?;
+                let file = options.read(true).write(true).create(make).truncate(false).open(path)?;
                 let file = FileBackend::new(file)?;
                 let (full, syncs) = (Arc::clone(&is_full), Arc::clone(&counter));
                 Database::builder().create_with_backend(Disk { file, full, syncs })
@@ -382,6 +387,27 @@ mod tests {
         fixture.put(4, 40).unwrap();
         assert_eq!(fixture.get(1).unwrap(), Some(10));
         assert_eq!(fixture.get(4).unwrap(), Some(40));
+    }
+
+    /// Its disk is gone, and another file must not take its place: a pipeline would begin anew.
+    #[test]
+    fn a_file_that_is_gone_is_waited_for() {
+        let fixture = Fixture::new();
+        fixture.put(1, 10).unwrap();
+        let elsewhere = fixture.file.path.with_extension("elsewhere");
+        std::fs::rename(&fixture.file.path, &elsewhere).unwrap();
+        fixture.full.store(true, Ordering::SeqCst);
+        assert!(matches!(fixture.put(2, 20), Err(StoreError::Unavailable(_))));
+        fixture.full.store(false, Ordering::SeqCst);
+        for _ in 0..3 {
+            assert!(matches!(fixture.put(2, 20), Err(StoreError::Unavailable(_))));
+        }
+        assert!(!fixture.file.path.exists());
+        std::fs::rename(&elsewhere, &fixture.file.path).unwrap();
+        // The one that notices that it is back still fails.
+        let _ = fixture.put(3, 30);
+        fixture.put(4, 40).unwrap();
+        assert_eq!(fixture.get(1).unwrap(), Some(10));
     }
 
     #[test]

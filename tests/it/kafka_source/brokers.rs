@@ -55,6 +55,23 @@ async fn brokers_that_refuse_the_client_are_a_fault() {
     assert!(!reason.contains("secret"), "{reason}");
 }
 
+/// It exists, and whoever leads it next can tell where it could start.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_start_of_a_partition_that_nobody_leads_is_waited_for() {
+    let kafka = EmbeddedKafka::start(1).unwrap();
+    kafka.create_topic("orders", 2).unwrap();
+    let source = KafkaSource::connect(&settings(kafka.bootstrap_servers()), &[table("orders")]).await.unwrap();
+    let partitions = timeout(PATIENCE, source.partitions()).await.unwrap().unwrap();
+    kafka.call(|mock| mock.partition_leader("orders", 1, None)).unwrap().unwrap();
+    assert_eq!(timeout(PATIENCE, source.start_offset(&partitions[0], true)).await.unwrap().unwrap(), Offset(0));
+    let start = source.start_offset(&partitions[1], true);
+    tokio::pin!(start);
+    let answer = timeout(Duration::from_secs(3), &mut start).await;
+    assert!(answer.is_err(), "{answer:?}");
+    kafka.call(|mock| mock.partition_leader("orders", 1, Some(1))).unwrap().unwrap();
+    assert_eq!(timeout(PATIENCE, start).await.unwrap().unwrap(), Offset(0));
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn a_reader_waits_for_brokers_that_are_away_and_goes_on_by_itself() {
     let kafka = EmbeddedKafka::start(1).unwrap();

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::{Counting, Said};
 use crate::stand::{PATIENCE, Stand};
-use crate::test_topic::{Sent, TestTopic, producer, send};
+use crate::test_topic::{Sent, TestTopic, producer, send, servers};
 
 /// A record as it is found in a topic.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -174,6 +174,23 @@ async fn dead_letters_are_sent_again_once_and_marked_over_a_local_store() {
     replayed(Counting::over_local(2).await).await;
 }
 
+/// Another topic is looked for where the records are sent: at the servers of the table, which need not be those of the settings.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_replay_to_another_topic_looks_for_it_where_it_sends() {
+    let counting = Counting::over_local(1).await;
+    let topic = &counting.stand.topic;
+    fill_with_bad(&counting, 0, 3);
+    run(&counting, &[(0, 3)].into()).await;
+    let at = format!("LOCATION 'kafka://{}'", topic.name);
+    let sql = counting.sql().replace(&at, &format!("{at} OPTIONS ('kafka.bootstrap.servers' '{}')", servers()));
+    let elsewhere = [("PIPELINE__SQL", sql.as_str()), ("KAFKA__BOOTSTRAP_SERVERS", "127.0.0.1:1")];
+    let repaired = TestTopic::create("repaired", 1, &[]).await;
+    let replay = |to| counting.call_with(&["dead-letters", "replay", "--to", to, "--yes", "--json"], &elsewhere);
+    replay("no-such-topic").failed(1, &["`no-such-topic`", "does not exist"]);
+    assert_eq!(numbers(&replay(&repaired.name)), [1, 0, 0]);
+    assert_eq!(records(&repaired, 1).len(), 1);
+}
+
 /// Killed when the brokers have the records and no mark is written, and then called again: none is missing, and those of the
 /// batch that was under way are there twice, with the same header.
 #[tokio::test(flavor = "multi_thread")]
@@ -205,7 +222,7 @@ async fn a_replay_beside_a_service_that_sets_the_records_aside_again_ends() {
     let large = [("max.message.bytes", "8388608")];
     let more = vec![("STORE__TAKEOVER_AFTER", "6s".to_owned())];
     let stand = Stand::with(1, &large).await;
-    let counting = Counting { stand, more, logs: Counting::empty(1), _folder: None };
+    let counting = Counting { stand, more, logs: Counting::empty(1), copies: None, _folder: None };
     fill_with_bad(&counting, 0, 1_500);
     let bad = vec![b'x'; 2_000_000];
     let sending = producer(&[("message.max.bytes", "8388608")]);

@@ -7,7 +7,7 @@ use std::os::unix::process::ExitStatusExt;
 use chrono::{DateTime, TimeDelta, Utc};
 
 use super::{Counting, said};
-use crate::stand::{PATIENCE, until};
+use crate::stand::{PATIENCE, Service, until};
 
 /// All the way: refused where it must be, done, and counted again.
 async fn rewound(mut counting: Counting, running: &str) {
@@ -79,6 +79,44 @@ async fn a_rewind_over_cassandra_counts_again_what_it_says() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_rewind_over_a_local_store_counts_again_what_it_says() {
     rewound(Counting::over_local(2).await, "in use by another process").await;
+}
+
+/// Rows that were committed and not delivered, and are not read again: those of a query that keeps no state are written all
+/// the same, and those of the state that is dropped are not.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_rewind_that_drops_the_state_loses_no_row_of_a_query_that_has_none() {
+    let mut counting = Counting::over_cassandra(2).await;
+    counting.copies = Some(format!("{}_copies", counting.stand.table));
+    counting.more.push(("PIPELINE__SHARDS", "1".into()));
+    counting.fill(30).await;
+    let mut dying = counting.command(&["run"], &[("HTTP__LISTEN", "127.0.0.1:0")]);
+    Service::start({
+        dying.env("KILL_AT", "before-output:1");
+        dying
+    })
+    .killed_itself()
+    .await;
+    let stood = counting.positions();
+    let (partition, stands) = stood.iter().max_by_key(|(_, position)| **position).unwrap();
+    assert!(*stands > 15, "{stood:?}");
+    let goes = partition.to_string();
+    let rewind = ["offsets", "rewind", "--to", "15", "--partition", &goes, "--yes"];
+    counting.call(&rewind).failed(2, &["keeps a state", "--reset-state"]);
+    let done = counting.call(&[&rewind[..], &["--reset-state"]].concat());
+    done.went_well();
+    assert!(done.out.contains("keeps no state are written all the same"), "{done:?}");
+    let from: Vec<usize> = (0..2).map(|other| if other == *partition { 15 } else { stood[&other] as usize }).collect();
+    counting.settle(counting.start()).await;
+    assert_eq!(counting.table().await, counting.recount(&from, BTreeMap::new()));
+    let read =
+        format!("SELECT partition, position, item FROM {}.{}_copies", counting.stand.keyspace, counting.stand.table);
+    let rows = counting.stand.session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
+    let copies: BTreeMap<(i32, i64), String> =
+        rows.rows::<(i32, i64, String)>().unwrap().map(|row| row.unwrap()).map(|(p, o, item)| ((p, o), item)).collect();
+    let sent = (0..)
+        .zip(&counting.logs)
+        .flat_map(|(partition, log)| (0..).zip(log).map(move |(at, item)| ((partition, at), item.clone())));
+    assert_eq!(copies, sent.collect());
 }
 
 /// Between the records of two times, the first that is not older.

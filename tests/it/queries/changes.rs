@@ -109,3 +109,21 @@ async fn a_topic_that_does_not_exist_does_not_use_up_the_name() {
     assert_eq!(table(&stand).await, [("tea".to_owned(), 5, 5)]);
     service.stop().await;
 }
+
+/// Nor before the sinks are known to take the rows: there is no state yet that another query could not go on from.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_sink_that_cannot_be_opened_does_not_use_up_the_name() {
+    let stand = Stand::new(1).await;
+    let right = sql(&stand, "min(qty)", "max(qty)");
+    let elsewhere = format!("{}_x", stand.table);
+    let wrong = right.replace(&stand.table, &elsewhere).replace("OPTIONS ('sink.create' 'true')", "");
+    let (code, said) = stand.start(&wrong).end().await;
+    assert_eq!(code, Some(2), "{said}");
+    assert!(said.contains(&elsewhere), "{said}");
+
+    stand.topic.fill(0, ["{\"item\":\"tea\",\"qty\":5}".to_owned()]).await;
+    let service = stand.start(&right);
+    stand.until_committed(&[(0, 1)].into()).await;
+    assert_eq!(table(&stand).await, [("tea".to_owned(), 5, 5)]);
+    service.stop().await;
+}
