@@ -58,31 +58,30 @@ fn orders(query: &Query, base: i64, number: i64, dice: &mut Dice) -> Vec<Order> 
         _ => [YEAR_1, YEAR_9999],
     };
     let records = if dice.chance(8) { 0 } else { dice.below(80) as i64 };
+    // Now and then times begin with some that were never set.
+    let unset = if dice.chance(10) { dice.below(10) as i64 } else { 0 };
     let mut now = dice.below(300) as i64 - 200;
     let mut last = now;
     let orders = (0..records).map(|offset| {
         now += dice.below(6) as i64;
-        let mut ts = base
-            + unit
-                * match dice.below(20) {
-                    0 => now - dice.below(300) as i64,
-                    1 => now + dice.below(50) as i64,
-                    2 => last,
-                    _ => now - dice.below(20) as i64,
-                };
-        if dice.chance(3) {
-            ts = far[dice.below(2)] + unit * dice.below(9) as i64;
-        } else {
-            last = (ts - base) / unit;
-        }
-        let wrong = dice.chance(3);
+        let near = match dice.below(20) {
+            0 => now - dice.below(300) as i64,
+            1 => now + dice.below(50) as i64,
+            2 => last,
+            _ => now - dice.below(20) as i64,
+        };
+        let is_far = dice.chance(4).then(|| dice.below(2)).or((offset < unset).then_some(0));
+        let ts = is_far.map_or(base, |past_or_future| far[past_or_future]) + unit * near;
+        last = near;
+        // The Kafka timestamp of one from the far future may be just as wrong.
+        let wrong = is_far == Some(1) && dice.chance(50);
         Order {
             k: [Some(0), Some(1), None][dice.below(3)],
             c: Some(dice.below(2)),
             id: number * 1_000 + offset,
             v: dice.below(9) as i64 - 1,
             ts: (!dice.chance(4)).then_some(ts),
-            written: if wrong { YEAR_9999 } else { base + unit * now },
+            written: if wrong { ts } else { base + unit * now },
         }
     });
     orders.collect()
