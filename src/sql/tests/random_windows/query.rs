@@ -41,6 +41,8 @@ pub(super) enum Windows {
     Session([i64; 2]),
     /// Each event time is a group: `GROUP BY ts`.
     Moment,
+    /// There is no window, but a group is forgotten so long after its last row: each of its lives is like a session.
+    Life(i64),
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -89,14 +91,15 @@ pub(super) enum Part {
 
 impl Windows {
     fn random(dice: &mut Dice) -> Self {
-        match dice.below(10) {
+        match dice.below(11) {
             0..5 => Self::sliding(dice, 40),
             5 => Self::Berlin(if dice.chance(70) { Unit::Day } else { Unit::Week }),
             6..9 => {
                 let odd = 1 + dice.below(25) as i64;
                 Self::Session([odd, if dice.chance(60) { odd } else { 1 + dice.below(40) as i64 }])
             }
-            _ => Self::Moment,
+            9 => Self::Moment,
+            _ => Self::Life(1 + dice.below(60) as i64),
         }
     }
 
@@ -106,8 +109,13 @@ impl Windows {
         Self::Sliding { size: size as i64, slide: slide as i64, offset: dice.below(30) as i64 - 10 }
     }
 
-    pub(super) fn is_session(self) -> bool {
+    fn is_session(self) -> bool {
         matches!(self, Self::Session(_))
+    }
+
+    /// Whether those that touch are one.
+    pub(super) fn merge(self) -> bool {
+        matches!(self, Self::Session(_) | Self::Life(_))
     }
 
     /// So many milliseconds are a short time to them.
@@ -120,7 +128,7 @@ impl Windows {
             Self::Sliding { .. } => "window",
             Self::Berlin(_) => "calendar_window",
             Self::Session(_) => "session_window",
-            Self::Moment => "ts",
+            Self::Moment | Self::Life(_) => "ts",
         }
     }
 
@@ -140,7 +148,7 @@ impl Windows {
                 "session_window({time}, CASE WHEN v % 2 = 1 THEN INTERVAL '{odd} milliseconds'
                    ELSE INTERVAL '{even} milliseconds' END)"
             ),
-            Self::Moment => time.to_owned(),
+            Self::Moment | Self::Life(_) => time.to_owned(),
         }
     }
 }
@@ -148,6 +156,9 @@ impl Windows {
 impl Outcome {
     fn random(dice: &mut Dice, windows: Windows, keys: usize) -> Self {
         let limit = 1 + dice.below(3);
+        if matches!(windows, Windows::Life(_)) {
+            return if dice.chance(60) { Self::Groups } else { Self::FirstRows { ties: false, limit: 1 } };
+        }
         match dice.below(6) {
             0..2 => Self::FirstRows { ties: dice.chance(50), limit },
             2 if matches!(windows, Windows::Sliding { .. } | Windows::Berlin(_)) => {
@@ -200,7 +211,7 @@ impl Over {
 impl Query {
     pub(super) fn random(dice: &mut Dice) -> Self {
         let windows = Windows::random(dice);
-        let keys = dice.below(3);
+        let keys = if matches!(windows, Windows::Life(_)) { 1 + dice.below(2) } else { dice.below(3) };
         let result = Outcome::random(dice, windows, keys);
         let any = [Mode::Append, Mode::Update, Mode::Complete][dice.below(3)];
         let mode = match &result {
@@ -208,6 +219,7 @@ impl Query {
             Outcome::Again { .. } => any,
             Outcome::FirstGroups { .. } => Mode::Append,
             _ if windows.is_session() => Mode::Append,
+            _ if matches!(windows, Windows::Life(_)) => Mode::Update,
             _ => any,
         };
         let mut query = Self {
@@ -236,7 +248,7 @@ impl Query {
     fn lasts(&self) -> bool {
         match self.windows {
             Windows::Session([odd, even]) => odd == even,
-            windows => windows != Windows::Moment,
+            windows => !matches!(windows, Windows::Moment | Windows::Life(_)),
         }
     }
 
@@ -258,12 +270,16 @@ impl Query {
             options += &format!(", 'watermark.close.after' '{SILENT} seconds'");
         }
         let mode = format!("{:?}", self.mode).to_lowercase();
+        let ttl = match self.windows {
+            Windows::Life(ttl) => format!(", 'state.ttl' '{ttl} milliseconds'"),
+            _ => String::new(),
+        };
         let (columns, key, select) = self.select();
         format!(
             "CREATE EXTERNAL TABLE orders (k VARCHAR, c VARCHAR, id BIGINT, v BIGINT, ts TIMESTAMP(3)) STORED AS JSON
                LOCATION 'kafka://orders' OPTIONS ({options});
              CREATE EXTERNAL TABLE result ({columns}, PRIMARY KEY ({key})) STORED AS TABLE LOCATION 'console://'
-               OPTIONS ('output.mode' '{mode}');
+               OPTIONS ('output.mode' '{mode}'{ttl});
              INSERT INTO result {select}"
         )
     }
@@ -276,6 +292,9 @@ impl Query {
         let from = format!("FROM orders WHERE v > 0{timed}");
         let keys = columns(self.keys, "");
         let having = if self.having { "HAVING sum(v) % 3 <> 0" } else { "" };
+        if matches!(windows, Windows::Life(_)) {
+            return self.lives(&from, having);
+        }
         let bounds = format!("start TIMESTAMP(3), until TIMESTAMP(3){}", columns(self.keys, " VARCHAR"));
         match &self.result {
             Outcome::Groups => (
@@ -335,6 +354,29 @@ impl Query {
                 let select = format!("SELECT {shown}, {results} FROM ({inner}) GROUP BY {groups} {having}");
                 (columns, key, select)
             }
+        }
+    }
+}
+
+impl Query {
+    /// The same of a query without a window.
+    fn lives(&self, from: &str, having: &str) -> (String, String, String) {
+        let (names, types) = (columns(self.keys, "")[2..].to_owned(), columns(self.keys, " VARCHAR")[2..].to_owned());
+        match self.result {
+            Outcome::FirstRows { .. } => (
+                format!("{types}, id BIGINT, v BIGINT"),
+                names.clone(),
+                format!(
+                    "SELECT {names}, id, v FROM (
+                       SELECT *, ROW_NUMBER() OVER (PARTITION BY {names} ORDER BY v DESC, id) AS place {from})
+                     WHERE place = 1"
+                ),
+            ),
+            _ => (
+                format!("{types}, n BIGINT, total BIGINT"),
+                names.clone(),
+                format!("SELECT {names}, count(*), sum(v) {from} GROUP BY {names} {having}"),
+            ),
         }
     }
 }

@@ -56,6 +56,7 @@ impl Windows {
     fn of(self, ts: i64, v: i64) -> Vec<(i64, i64)> {
         match self {
             Self::Moment => vec![(ts, ts)],
+            Self::Life(ttl) => vec![(ts, ts + ttl)],
             Self::Session(gaps) => vec![(ts, ts + gaps[usize::from(v % 2 == 0)])],
             Self::Sliding { size, slide, offset } => {
                 let starts = (ts - size + 1..=ts).filter(|start| (start - offset).rem_euclid(slide) == 0);
@@ -77,7 +78,7 @@ impl Windows {
         match self {
             Self::Moment => past(start + 1, 0),
             // A row at its very end would prolong it.
-            Self::Session(_) => past(end, 1),
+            Self::Session(_) | Self::Life(_) => past(end, 1),
             _ => past(end, 0),
         }
     }
@@ -85,7 +86,7 @@ impl Windows {
     /// The watermark at which a row is too late for one of its windows.
     fn late_at(self, (start, end): (i64, i64)) -> i64 {
         match self {
-            Self::Moment | Self::Session(_) => past(start, 1),
+            Self::Moment | Self::Session(_) | Self::Life(_) => past(start, 1),
             _ => past(end, 0),
         }
     }
@@ -212,7 +213,8 @@ impl Truth {
             }
             return;
         };
-        let ahead = ts > order.written + query.ahead || ts > NOW / 1_000 + query.ahead;
+        let limit = order.written.min(NOW / 1_000) + query.ahead;
+        let ahead = ts > limit;
         match ahead {
             true => self.ahead += 1,
             false => partition.highest = partition.highest.max(Some(ts)),
@@ -224,6 +226,12 @@ impl Truth {
             self.left_out.insert(place);
             return;
         }
+        let ts = match query.windows {
+            // It would hold its group there. And what nanoseconds do not hold is all of one time.
+            Windows::Life(_) if ahead => limit.max(own.map_or(i64::MIN, |own| own / 1_000_000)),
+            Windows::Life(_) => ts.max(i64::MIN / 1_000_000),
+            _ => ts,
+        };
         let windows = query.windows.of(ts, order.v);
         let closed = if query.closes() { own.max(self.closed) } else { own };
         let over = |watermark: Option<i64>, window: &(i64, i64)| watermark >= Some(query.windows.late_at(*window));
@@ -236,13 +244,13 @@ impl Truth {
         rows.extend(open.map(|(start, end)| ((start, end, order.key(query.keys)), (order.id, order.v))));
     }
 
-    /// Puts rows of one window together. Sessions are merged until none touches the next.
+    /// Puts rows of one window together. Sessions, and lives, are merged until none touches the next.
     fn group(&mut self, query: &Query, mut rows: Vec<(Group, (i64, i64))>) {
         rows.sort_by_key(|((start, _, key), _)| (key.clone(), *start));
         let mut merged: Vec<(Group, Rows)> = Vec::new();
         for ((start, end, key), row) in rows {
             match merged.last_mut() {
-                Some(((_, until, of), rows)) if query.windows.is_session() && *of == key && start <= *until => {
+                Some(((_, until, of), rows)) if query.windows.merge() && *of == key && start <= *until => {
                     *until = end.max(*until);
                     rows.push(row);
                 }
@@ -308,6 +316,7 @@ impl Truth {
     pub(super) fn rows(&self, query: &Query) -> Vec<Vec<ScalarValue>> {
         let shown = self.shown(query);
         match &query.result {
+            _ if matches!(query.windows, Windows::Life(_)) => self.latest(query),
             Outcome::Groups => {
                 shown.into_iter().map(|(group, rows)| row(group, [rows.len() as i64, sum(rows)])).collect()
             }
@@ -350,6 +359,24 @@ impl Truth {
                     .collect()
             }
         }
+    }
+}
+
+impl Truth {
+    /// The rows of the latest lives.
+    fn latest(&self, query: &Query) -> Vec<Vec<ScalarValue>> {
+        let mut latest = BTreeMap::new();
+        for (group, rows) in &self.groups {
+            latest.insert(&group.2, (group, rows));
+        }
+        let latest = latest.into_values().filter(|(_, rows)| !query.having || sum(rows) % 3 != 0);
+        let numbers = |rows: &Rows| match query.result {
+            Outcome::FirstRows { .. } => {
+                rows.iter().map(|(id, v)| (-v, *id)).min().map(|(v, id)| [id, -v]).unwrap_or_default()
+            }
+            _ => [rows.len() as i64, sum(rows)],
+        };
+        latest.map(|(group, rows)| row(group, numbers(rows)).split_off(2)).collect()
     }
 }
 
