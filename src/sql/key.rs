@@ -37,6 +37,7 @@ pub(super) fn check(shape: &Shape, sink: &SinkTable) -> Result<(), SqlError> {
     let key = sink.primary_key.join(", ");
     // Sessions of an earlier grouping can begin together and end at different times.
     let both = grouping.window.as_ref().is_some_and(|(_, window, _)| window.is_of_sessions());
+    let is_window = |number: usize| grouping.window.as_ref().is_some_and(|window| window.0 == number);
     let mut bounds = BTreeSet::new();
     let mut carried = BTreeSet::new();
     let mut narrowed = Vec::new();
@@ -82,7 +83,7 @@ pub(super) fn check(shape: &Shape, sink: &SinkTable) -> Result<(), SqlError> {
             _ => "GROUP BY",
         };
         let advice = match narrowed.iter().find(|(group, ..)| *group == number) {
-            None if bounds.len() == 1 => format!(
+            None if both && is_window(number) && bounds.len() == 1 => format!(
                 "sessions of several groups can have one bound in common and not the other; add a column that holds the \
                  other one to PRIMARY KEY, or leave {shown} out of {clause}"
             ),

@@ -272,6 +272,8 @@ fn sessions_without_their_key_are_told_apart_by_both_bounds() {
         let told = refused(&text(key, city));
         assert!(told.contains("one bound in common and not the other"), "{told}");
     }
+    let windows = text("start", "city").replace("session_window", "window");
+    assert!(refused(&windows).contains("add a column that holds city to PRIMARY KEY"), "{}", refused(&windows));
     let order = |(k, city, ts): (usize, usize, i64)| format!("{{\"k\":\"k{k}\",\"city\":\"c{city}\",\"ts\":{ts}}}");
     let log = log([(0, 0, 0), (1, 0, 0), (1, 0, 3), (2, 1, 0), (0, 0, 100)].map(order));
     for (text, wanted) in [
