@@ -156,7 +156,7 @@ impl Branch {
     /// the life of their group, if groups have one.
     pub(super) fn timed(
         &self,
-        selected: Selected,
+        mut selected: Selected,
         followed: Option<&Followed>,
         policy: BadRecords,
         bad: &mut Vec<Bad>,
@@ -168,7 +168,9 @@ impl Branch {
             reason: "it cannot be known when its state may be forgotten, since its time is NULL".to_owned(),
             policy,
         }));
-        let Selected { mut rows, records, filtered } = selected.without(timeless)?;
+        // Of a record that is left out no time is asked.
+        let filtered = std::mem::take(&mut selected.filtered);
+        let Selected { mut rows, records, .. } = selected.without(timeless)?;
         if let Some(windowed) = &self.window {
             rows = self.expiry.add_lives(&rows, &records, followed, windowed.column).map_err(failed)?;
         }

@@ -35,6 +35,10 @@ pub(super) fn check(shape: &Shape, sink: &SinkTable) -> Result<(), SqlError> {
         ranking::check_key(ranked, shape, sink)?;
     }
     let key = sink.primary_key.join(", ");
+    // Sessions of an earlier grouping can begin together and end at different times.
+    let both = grouping.window.as_ref().is_some_and(|(_, window, _)| window.is_of_sessions());
+    let is_window = |number: usize| grouping.window.as_ref().is_some_and(|window| window.0 == number);
+    let mut bounds = BTreeSet::new();
     let mut carried = BTreeSet::new();
     let mut narrowed = Vec::new();
     for (name, expr) in &shape.output {
@@ -51,7 +55,12 @@ pub(super) fn check(shape: &Shape, sink: &SinkTable) -> Result<(), SqlError> {
         }
         match source(expr, grouping) {
             Source::Group(number) => {
-                carried.insert(number);
+                let value = if let Expr::Cast(cast) = expr { &cast.expr } else { expr };
+                bounds
+                    .extend(Window::bound_of(value).filter(|_| shape::group(value).is_none()).map(|(bound, _)| bound));
+                if !both || shape::group(value).is_some() || bounds.len() == 2 {
+                    carried.insert(number);
+                }
             }
             Source::Narrowed(number, from, to) => narrowed.push((number, name.as_str(), from, to)),
             Source::Derived => {}
@@ -74,6 +83,10 @@ pub(super) fn check(shape: &Shape, sink: &SinkTable) -> Result<(), SqlError> {
             _ => "GROUP BY",
         };
         let advice = match narrowed.iter().find(|(group, ..)| *group == number) {
+            None if both && is_window(number) && bounds.len() == 1 => format!(
+                "sessions of several groups can have one bound in common and not the other; add a column that holds the \
+                 other one to PRIMARY KEY, or leave {shown} out of {clause}"
+            ),
             Some((_, name, from, to)) => format!(
                 "column {name} holds it as {to}, and several {from} values may become one {to}; declare {name} with the \
                  type of {shown}, or {clause} the cast"

@@ -15,6 +15,6 @@ pub(super) use dice::Dice;
 pub(super) use pipeline::Pipeline;
 pub(super) use records::{Record, batch, log, partition};
 pub(super) use reference::{batch_engine, decoded};
-pub(super) use stage::{input, letters, planned, refused, run_cut, run_stage, strings, timestamps, total};
+pub(super) use stage::{NOW, input, letters, planned, refused, run_cut, run_stage, strings, total};
 pub(super) use table::{assert_rows, values};
 pub(super) use ways::each_way;

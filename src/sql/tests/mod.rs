@@ -21,6 +21,7 @@ mod nexmark;
 mod overflows;
 mod processing_time;
 mod quiet;
+mod random_windows;
 mod ranked_windows;
 mod ranking;
 mod refusals;

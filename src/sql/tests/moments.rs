@@ -1,6 +1,7 @@
 //! Groups of one event time: no row comes for one once the watermark has passed it, so they are final then, and forgotten.
 
 use datafusion::common::ScalarValue;
+use strandline_actors::position::Counts;
 
 use super::harness::{Dice, Pipeline, assert_rows, batch_engine, decoded, each_way, log, planned, refused};
 use super::ranking::{self, schema};
@@ -136,6 +137,27 @@ fn a_row_without_a_time_is_bad() {
         assert!(pipeline.letters[0].reason.contains("its time is NULL"), "{}", pipeline.letters[0].reason);
         assert_eq!(pipeline.rows.len(), 1);
     });
+}
+
+/// Of a record that WHERE leaves out no time is asked: it is counted as left out, also where groups are forgotten after some
+/// time.
+#[test]
+fn a_record_that_is_left_out_needs_no_time() {
+    let by_time = tables("k VARCHAR, ts TIMESTAMP(3), n BIGINT, PRIMARY KEY (k, ts)", "")
+        + "SELECT k, ts, count(*) FROM orders WHERE v > 0 GROUP BY k, ts";
+    let by_ttl = tables("k VARCHAR, n BIGINT, PRIMARY KEY (k)", " OPTIONS ('state.ttl' '1 hour')")
+        + "SELECT k, count(*) FROM orders WHERE v > 0 GROUP BY k";
+    let log = log(["{\"k\":\"a\",\"v\":1,\"ts\":5}", "{\"k\":\"a\",\"v\":0}", "{\"k\":\"a\",\"v\":1}"]);
+    for text in [by_time, by_ttl] {
+        each_way(|| {
+            let pipeline = Pipeline::over(&text, 2, &log);
+            assert_eq!(
+                pipeline.counts,
+                Counts { processed: 1, filtered: 1, dead_lettered: 1, ..Counts::default() },
+                "{text}"
+            );
+        });
+    }
 }
 
 /// Complete mode writes all groups again, so none is forgotten.

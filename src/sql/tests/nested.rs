@@ -4,6 +4,7 @@
 use arrow::datatypes::{DataType, Field, Schema, TimeUnit};
 
 use super::harness::{Dice, Pipeline, Record, assert_rows, batch_engine, decoded, each_way, log, planned, refused};
+use super::windows::shown;
 
 const DELAY: i64 = 40;
 const APPEND: &str = " OPTIONS ('output.mode' 'append')";
@@ -251,6 +252,41 @@ fn windows_over_closed_sessions() {
             }
         }
     });
+}
+
+/// Sessions of several keys can begin together and end at different times, or end together: once a key of them is gone, one
+/// bound does not tell them apart.
+#[test]
+fn sessions_without_their_key_are_told_apart_by_both_bounds() {
+    let text = |key: &str, city: &str| {
+        let columns = format!("start TIMESTAMP(3), until TIMESTAMP(3), city VARCHAR, rows BIGINT, PRIMARY KEY ({key})");
+        let groups = if city == "city" { ", city" } else { "" };
+        tables(&columns, APPEND)
+            + &format!(
+                "SELECT session_window.start, session_window.end, {city}, sum(n) FROM (
+                   SELECT session_window, k, city, count(*) AS n FROM orders
+                   GROUP BY session_window(ts, '4 milliseconds'), k, city) GROUP BY session_window{groups}"
+            )
+    };
+    for (key, city) in [("start", "'all'"), ("until", "'all'"), ("start, city", "city"), ("until, city", "city")] {
+        let told = refused(&text(key, city));
+        assert!(told.contains("one bound in common and not the other"), "{told}");
+    }
+    let windows = text("start", "city").replace("session_window", "window");
+    assert!(refused(&windows).contains("add a column that holds city to PRIMARY KEY"), "{}", refused(&windows));
+    let order = |(k, city, ts): (usize, usize, i64)| format!("{{\"k\":\"k{k}\",\"city\":\"c{city}\",\"ts\":{ts}}}");
+    let log = log([(0, 0, 0), (1, 0, 0), (1, 0, 3), (2, 1, 0), (0, 0, 100)].map(order));
+    for (text, wanted) in [
+        (text("start, until", "'all'"), vec!["0 4 all 2", "0 7 all 2"]),
+        (text("start, until, city", "city"), vec!["0 4 c0 1", "0 4 c1 1", "0 7 c0 2"]),
+    ] {
+        each_way(|| {
+            let mut pipeline = Pipeline::new(&text, 2, 1);
+            pipeline.batch(0, &log, 0, 5);
+            pipeline.checkpoint_all();
+            assert_eq!(shown(&pipeline), wanted);
+        });
+    }
 }
 
 /// Silence closes the window in which the last session ends, also where that is its very end, and not the next one.

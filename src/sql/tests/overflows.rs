@@ -3,7 +3,7 @@
 use strandline_actors::ports::StageError;
 use strandline_actors::position::Counts;
 
-use super::harness::{Pipeline, each_way, letters, log, planned, refused, run_stage, total};
+use super::harness::{Pipeline, each_way, log, refused};
 
 fn grouped(calls: &str, results: &str) -> String {
     format!(
@@ -87,14 +87,16 @@ fn arithmetic_that_overflows_makes_a_bad_record() {
         ("", "SELECT CAST(n * p AS VARCHAR), count(*) FROM orders GROUP BY n * p", vec![1, 2]),
         ("OPTIONS ('rule.small' 'i * 2 < 100')", "SELECT k, i FROM orders", vec![1, 2]),
     ] {
-        let output = run_stage(&planned(&sql(rule, select)), &log, 1, 0, 4);
-        let found = letters(&output);
-        assert_eq!(found.iter().map(|letter| letter.offset).collect::<Vec<_>>(), bad, "{select}");
-        assert!(found.iter().all(|letter| letter.reason.contains("verflow")), "{select}: {}", found[0].reason);
-        assert_eq!(
-            total(&output),
-            Counts { processed: 4 - bad.len() as u64, dead_lettered: bad.len() as u64, ..Counts::default() }
-        );
+        each_way(|| {
+            let pipeline = Pipeline::over(&sql(rule, select), 1, &log);
+            let found = pipeline.reasons();
+            assert_eq!(found.iter().map(|(offset, _)| *offset).collect::<Vec<_>>(), bad, "{select}");
+            assert!(found.iter().all(|(_, reason)| reason.contains("verflow")), "{select}: {:?}", found[0]);
+            assert_eq!(
+                pipeline.counts,
+                Counts { processed: 4 - bad.len() as u64, dead_lettered: bad.len() as u64, ..Counts::default() }
+            );
+        });
     }
 }
 

@@ -5,9 +5,7 @@ use std::collections::BTreeMap;
 use arrow::datatypes::{DataType, Field, Schema};
 use datafusion::common::ScalarValue;
 
-use super::harness::{
-    Dice, Pipeline, Record, batch_engine, decoded, each_way, log, planned, refused, run_stage, total,
-};
+use super::harness::{Dice, Pipeline, Record, batch_engine, decoded, each_way, log, planned, refused};
 
 const ORDERS: &str = "CREATE EXTERNAL TABLE orders (k VARCHAR, id BIGINT, v BIGINT, ts TIMESTAMP(3)) STORED AS JSON
     LOCATION 'kafka://orders' OPTIONS ('json.timestamp.unit' 'millis');";
@@ -157,10 +155,11 @@ fn a_record_that_makes_two_rows_counts_once() {
     );
     let plan = planned(&sql);
     let records = log((0..10).map(|v| format!("{{\"k\":\"k\",\"v\":{v}}}")));
-    let output = run_stage(&plan, &records, 3, 0, 10);
-    let rows: usize = output.lanes.iter().flat_map(|lane| &lane.rows).map(|rows| rows.num_rows()).sum();
-    let counts = total(&output);
-    assert_eq!((rows, counts.processed, counts.filtered, counts.total()), (11, 9, 1, 10));
+    each_way(|| {
+        let pipeline = Pipeline::over(&sql, 3, &records);
+        let (rows, counts) = (pipeline.written.values().sum::<usize>(), pipeline.counts);
+        assert_eq!((rows, counts.processed, counts.filtered, counts.total()), (11, 9, 1, 10));
+    });
     assert!(plan.description.contains("from      1: topic orders: #1 = k, #2 = v\n"), "{}", plan.description);
 }
 

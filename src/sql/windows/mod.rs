@@ -46,8 +46,8 @@ enum Kind {
     Calendar(Calendar),
     /// As long as rows come, with a gap of this many nanoseconds if it is the same for all of them.
     Session { gap: Option<i64> },
-    /// Windows of an earlier grouping, known by their end or by both bounds.
-    Ended,
+    /// Windows of an earlier grouping, known by their end or by both bounds; perhaps sessions.
+    Ended { sessions: bool },
 }
 
 /// The expression of a session's gap, if it is not the same for all rows.
@@ -132,7 +132,8 @@ impl Window {
 
     /// These windows where a column holds their ends, or both bounds. They are closed at the same watermark.
     pub(super) fn known_by_end(&self) -> Self {
-        Self { kind: Kind::Ended, tick: self.tick, lag: i64::from(self.is_session()) }
+        let sessions = self.is_session();
+        Self { kind: Kind::Ended { sessions }, tick: self.tick, lag: i64::from(sessions) }
     }
 
     /// Nanoseconds in one tick of the times.
@@ -159,13 +160,18 @@ impl Window {
         matches!(self.kind, Kind::Session { .. })
     }
 
+    /// Whether they were sessions of an earlier grouping.
+    pub(super) fn is_of_sessions(&self) -> bool {
+        matches!(self.kind, Kind::Ended { sessions: true })
+    }
+
     /// How its bounds are called.
     pub(super) fn name(&self) -> &'static str {
         match self.kind {
             Kind::Sliding { .. } => "window",
             Kind::Calendar(_) => "calendar_window",
             Kind::Session { .. } => "session_window",
-            Kind::Ended => "window",
+            Kind::Ended { .. } => "window",
         }
     }
 
@@ -184,7 +190,7 @@ impl Window {
             Kind::Session { .. } => mark.saturating_mul(self.tick).saturating_add(1),
             Kind::Sliding { size, .. } => self.closed_at(mark.saturating_add(*size)),
             Kind::Calendar(calendar) => self.closed_at(calendar.end(mark, self.tick).unwrap_or(i64::MAX)),
-            Kind::Ended => self.closed_at(mark),
+            Kind::Ended { .. } => self.closed_at(mark),
         };
         // One that ended before all watermarks that can be told is closed by the second of them, not by the first.
         end.max(EARLIEST + 1)
@@ -210,7 +216,7 @@ impl Window {
             Kind::Calendar(calendar) => calendar.shown(),
             Kind::Session { gap: Some(gap) } => shown(*gap),
             Kind::Session { gap: None } => "the gap of each row".into(),
-            Kind::Ended => "until its end".into(),
+            Kind::Ended { .. } => "until its end".into(),
         }
     }
 
@@ -222,7 +228,7 @@ impl Window {
             Kind::Sliding { slide, offset, .. } => time - (time - offset).rem_euclid(*slide),
             Kind::Calendar(calendar) => calendar.bounds(time, self.tick)?.0,
             Kind::Session { gap } => time.saturating_add((*gap)? / self.tick),
-            Kind::Ended => time,
+            Kind::Ended { .. } => time,
         };
         Some(self.end(mark))
     }
@@ -247,7 +253,7 @@ impl Window {
                 [size, slide, offset].into_iter().all(|length| (length * self.tick) % tick == 0)
             }
             Kind::Calendar(_) => tick <= 1_000_000_000,
-            Kind::Session { .. } | Kind::Ended => false,
+            Kind::Session { .. } | Kind::Ended { .. } => false,
         }
     }
 }

@@ -68,7 +68,11 @@ enum Event {
 
 impl Pipeline {
     pub(crate) fn new(sql: &str, shards: usize, partitions: usize) -> Self {
-        let plan = planned(sql);
+        Self::of(planned(sql), shards, partitions)
+    }
+
+    /// One of a plan that is known.
+    pub(crate) fn of(plan: Plan, shards: usize, partitions: usize) -> Self {
         let query = plan.query();
         let (way, number) = ways::next();
         let mut pipeline = Self {
@@ -89,6 +93,18 @@ impl Pipeline {
         };
         (0..partitions).for_each(|_| pipeline.add_partition());
         pipeline
+    }
+
+    /// One that has taken a log of one partition in.
+    pub(crate) fn over(sql: &str, shards: usize, log: &[Record]) -> Self {
+        let mut pipeline = Self::new(sql, shards, 1);
+        pipeline.run(&[log.to_vec()], &mut Dice::new(shards as u64));
+        pipeline
+    }
+
+    /// Offsets and reasons of the dead letters.
+    pub(crate) fn reasons(&self) -> Vec<(i64, String)> {
+        self.letters.iter().map(|letter| (letter.offset, letter.reason.clone())).collect()
     }
 
     /// The partitions of several topics come one after the other.

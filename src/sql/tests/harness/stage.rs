@@ -1,7 +1,6 @@
 //! The source stage alone: one batch, and what its lanes carry.
 
-use arrow::array::{Array, AsArray, RecordBatch};
-use arrow::datatypes::{DataType, TimeUnit};
+use arrow::array::{AsArray, RecordBatch};
 use strandline_actors::ports::{DeadLetter, StageError, StageInput, StageOutput};
 use strandline_actors::position::{Counts, Offset, SourcePartition};
 
@@ -65,10 +64,4 @@ pub(crate) fn letters(output: &StageOutput) -> Vec<DeadLetter> {
 /// The text of a VARCHAR column.
 pub(crate) fn strings(rows: &RecordBatch, column: usize) -> Vec<Option<String>> {
     rows.column(column).as_string::<i32>().iter().map(|value| value.map(str::to_owned)).collect()
-}
-
-pub(crate) fn timestamps(rows: &RecordBatch, column: usize) -> Vec<i64> {
-    let column = rows.column(column);
-    assert_eq!(column.data_type(), &DataType::Timestamp(TimeUnit::Millisecond, None));
-    column.as_primitive::<arrow::datatypes::TimestampMillisecondType>().values().to_vec()
 }
