@@ -19,3 +19,4 @@ pub mod sinks;
 pub mod sql;
 pub mod stores;
 pub mod telemetry;
+mod words;

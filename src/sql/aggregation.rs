@@ -6,6 +6,7 @@
 
 mod bounds;
 mod sums;
+mod texts;
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -27,6 +28,7 @@ use super::error::SqlError;
 use super::pipeline::{batch_of, conform, nullable, physical};
 use super::ranking::{self, top::Top};
 use super::routing::canonical;
+use texts::Texts;
 
 /// What is computed of a group.
 #[derive(Clone, Debug)]
@@ -315,15 +317,20 @@ enum Keys {
     One {
         seen: bool,
     },
+    Texts(Texts),
     Many(Box<dyn GroupValues>),
 }
 
 impl Keys {
     fn new(schema: &SchemaRef) -> Result<Self, DataFusionError> {
-        Ok(match schema.fields().is_empty() {
-            true => Self::One { seen: false },
-            false => Self::Many(new_group_values(Arc::clone(schema), &GroupOrdering::None)?),
-        })
+        let only = || schema.fields().first().filter(|_| schema.fields().len() == 1);
+        if schema.fields().is_empty() {
+            return Ok(Self::One { seen: false });
+        }
+        match only().and_then(|field| Texts::of(field.data_type())) {
+            Some(texts) => Ok(Self::Texts(texts)),
+            None => Ok(Self::Many(new_group_values(Arc::clone(schema), &GroupOrdering::None)?)),
+        }
     }
 
     fn intern(&mut self, columns: &[ArrayRef], rows: usize, numbers: &mut Vec<usize>) -> Result<(), DataFusionError> {
@@ -334,6 +341,7 @@ impl Keys {
                 numbers.resize(rows, 0);
                 Ok(())
             }
+            Self::Texts(texts) => texts.intern(&columns[0], numbers),
             Self::Many(values) => {
                 let columns: Vec<_> = columns.iter().map(canonical).collect();
                 values.intern(&columns, numbers)
@@ -344,6 +352,7 @@ impl Keys {
     fn len(&self) -> usize {
         match self {
             Self::One { seen } => usize::from(*seen),
+            Self::Texts(texts) => texts.len(),
             Self::Many(values) => values.len(),
         }
     }
@@ -354,6 +363,7 @@ impl Keys {
                 *seen = false;
                 Ok(Vec::new())
             }
+            Self::Texts(texts) => Ok(vec![texts.take()?]),
             Self::Many(values) => {
                 let rows = values.len();
                 let keys = values.emit(EmitTo::All)?;
@@ -367,6 +377,7 @@ impl Keys {
     fn size(&self) -> usize {
         match self {
             Self::One { .. } => 0,
+            Self::Texts(texts) => texts.size(),
             Self::Many(values) => values.size(),
         }
     }

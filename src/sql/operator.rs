@@ -276,8 +276,8 @@ impl Parts {
             return self.changed_sessions(plan, &delta, checkpoint, gone);
         }
         let keys = &delta.columns()[..aggregation.key_columns()];
-        let encoded = self.table.encode(keys, groups).map_err(failed)?;
-        let old = self.table.find(&encoded).map_err(failed)?;
+        let mut encoded = self.table.encode(keys, groups).map_err(failed)?;
+        let old = self.table.find(&mut encoded).map_err(failed)?;
         let states = merge(aggregation, &old, &delta).map_err(failed)?;
         if plan.mode != OutputMode::Append {
             checkpoint.output.extend(plan.output(keys, &old, &states, groups)?);
@@ -331,8 +331,8 @@ impl Parts {
         };
         let keys = of(&mut met.changed.iter().copied())?;
         let before = of(&mut met.before.iter().map(|(_, row, bounds)| (*row, *bounds)))?;
-        let encoded = self.table.encode(&before, met.before.len()).map_err(failed)?;
-        let old = self.table.find(&encoded).map_err(failed)?;
+        let mut encoded = self.table.encode(&before, met.before.len()).map_err(failed)?;
+        let old = self.table.find(&mut encoded).map_err(failed)?;
         if old.numbers.len() != met.before.len() {
             return Err(StageError::Failed("a session that is open has no state".into()));
         }

@@ -16,12 +16,31 @@ use super::routing::{KeyEncoder, hash};
 
 /// Rows in a chunk at most, unless they came together.
 const CHUNK: usize = 64 * 1024;
+/// Keys that are looked up together: what is found of them stays in the nearest cache.
+const TOGETHER: usize = 512;
 
 /// Where a row is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Address {
     chunk: u32,
     row: u32,
+}
+
+/// Where the row of a key is, and part of the key's hash, by which most others are told from it without a look at the row.
+#[derive(Clone, Copy, Debug)]
+struct Place {
+    address: Address,
+    tag: u32,
+}
+
+impl Place {
+    fn new(address: Address, hash: u64) -> Self {
+        Self { address, tag: tag(hash) }
+    }
+}
+
+fn tag(hash: u64) -> u32 {
+    (hash >> 32) as u32
 }
 
 struct Chunk {
@@ -52,14 +71,18 @@ pub(super) struct StateTable {
     encoder: KeyEncoder,
     fields: Vec<FieldRef>,
     chunks: Vec<Option<Chunk>>,
-    index: HashTable<Address>,
+    index: HashTable<Place>,
     bytes: usize,
+    /// How often rows were put, moved or removed.
+    changes: u64,
 }
 
 /// Keys to look up or to put: encoded once for both.
 pub(super) struct EncodedKeys {
     keys: Option<Rows>,
     hashes: Vec<u64>,
+    /// Where the rows were when they were looked up, and after how many changes of the table.
+    found: Option<(u64, Vec<Option<Address>>)>,
 }
 
 /// Earlier rows of keys that were looked up.
@@ -89,6 +112,7 @@ impl StateTable {
             chunks: Vec::new(),
             index: HashTable::new(),
             bytes: 0,
+            changes: 0,
         })
     }
 
@@ -109,20 +133,32 @@ impl StateTable {
             Some(keys) => keys.iter().map(|key| hash(key.data())).collect(),
             None => vec![hash(&[]); rows],
         };
-        Ok(EncodedKeys { keys, hashes })
+        Ok(EncodedKeys { keys, hashes, found: None })
     }
 
-    /// The rows that keys have.
-    pub(super) fn find(&self, keys: &EncodedKeys) -> Result<Found, ArrowError> {
-        let mut numbers = Vec::new();
-        let mut addresses = Vec::new();
-        for (number, hash) in keys.hashes.iter().enumerate() {
-            let key = keys.key(number);
-            if let Some(address) = self.index.find(*hash, |address| self.is(*address, *hash, key)) {
-                numbers.push(number);
-                addresses.push(*address);
+    /// The rows that keys have. Nearly all of the time goes into waiting for memory, so no key waits for the one before it: first
+    /// the index is asked for those of one hash, then the rows are looked at.
+    pub(super) fn find(&self, keys: &mut EncodedKeys) -> Result<Found, ArrowError> {
+        let mut found = Vec::with_capacity(keys.hashes.len());
+        let mut alike = [None; TOGETHER];
+        for (part, hashes) in keys.hashes.chunks(TOGETHER).enumerate() {
+            for (alike, hash) in alike.iter_mut().zip(hashes) {
+                *alike = self.index.find(*hash, |place| place.tag == tag(*hash)).map(|place| place.address);
+            }
+            for (at, (alike, hash)) in alike.iter().zip(hashes).enumerate() {
+                let key = keys.key(part * TOGETHER + at);
+                found.push(match alike {
+                    Some(address) if !self.is(*address, *hash, key) => {
+                        self.index.find(*hash, |place| self.is(place.address, *hash, key)).map(|place| place.address)
+                    }
+                    alike => *alike,
+                });
             }
         }
+        let numbers =
+            found.iter().enumerate().filter(|(_, address)| address.is_some()).map(|(number, _)| number).collect();
+        let addresses: Vec<_> = found.iter().flatten().copied().collect();
+        keys.found = Some((self.changes, found));
         Ok(Found { numbers, states: self.gather(&addresses)? })
     }
 
@@ -133,13 +169,15 @@ impl StateTable {
         if rows == 0 {
             return Ok(());
         }
-        let EncodedKeys { keys, hashes } = keys;
+        let EncodedKeys { keys, hashes, found } = keys;
+        let found = found.filter(|(changes, _)| *changes == self.changes).map(|(_, found)| found).unwrap_or_default();
+        self.changes += 1;
         let chunk = Chunk { keys, hashes, states: states.to_vec(), marks, living: 0 };
         let number = self.add(chunk);
         let mut crowded = Vec::new();
         for row in 0..rows {
             let new = Address { chunk: number, row: row as u32 };
-            if let Some(old) = self.point(new) {
+            if let Some(old) = self.point(new, found.get(row).copied().flatten()) {
                 crowded.push(old.chunk);
             }
         }
@@ -150,12 +188,13 @@ impl StateTable {
 
     /// Removes keys.
     pub(super) fn remove(&mut self, keys: &EncodedKeys) -> Result<(), ArrowError> {
+        self.changes += 1;
         let mut crowded = Vec::new();
         for (number, hash) in keys.hashes.iter().enumerate() {
             let key = keys.key(number);
             let chunks = &self.chunks;
-            if let Ok(entry) = self.index.find_entry(*hash, |address| is(chunks, *address, *hash, key)) {
-                let (address, _) = entry.remove();
+            if let Ok(entry) = self.index.find_entry(*hash, |place| is(chunks, place.address, *hash, key)) {
+                let (Place { address, .. }, _) = entry.remove();
                 self.bury(address);
                 crowded.push(address.chunk);
             }
@@ -170,6 +209,7 @@ impl StateTable {
         &mut self,
         wanted: impl Fn(i64) -> bool,
     ) -> Result<(Vec<ArrayRef>, Vec<ArrayRef>), ArrowError> {
+        self.changes += 1;
         let addresses = self.addresses(wanted);
         let states = self.gather(&addresses)?;
         let keys = addresses.iter().filter_map(|address| {
@@ -180,7 +220,7 @@ impl StateTable {
         let mut crowded = Vec::new();
         for address in addresses {
             let hash = hash_at(&self.chunks, address);
-            if let Ok(entry) = self.index.find_entry(hash, |at| *at == address) {
+            if let Ok(entry) = self.index.find_entry(hash, |place| place.address == address) {
                 entry.remove();
                 self.bury(address);
                 crowded.push(address.chunk);
@@ -198,7 +238,7 @@ impl StateTable {
     }
 
     fn all_within(&self, largest: usize) -> Result<Vec<Rowset>, ArrowError> {
-        let addresses: Vec<_> = self.index.iter().copied().collect();
+        let addresses: Vec<_> = self.index.iter().map(|place| place.address).collect();
         let key = |address: &Address| {
             let chunk = self.chunks[address.chunk as usize].as_ref()?;
             Some(chunk.keys.as_ref()?.row(address.row as usize))
@@ -217,7 +257,7 @@ impl StateTable {
 
     /// The marks of the windows of all rows.
     pub(super) fn marks(&self) -> impl Iterator<Item = i64> + '_ {
-        self.index.iter().filter_map(|address| {
+        self.index.iter().filter_map(|Place { address, .. }| {
             self.chunks[address.chunk as usize].as_ref()?.marks.get(address.row as usize).copied()
         })
     }
@@ -229,7 +269,7 @@ impl StateTable {
             let Some(chunk) = chunk else { continue };
             for (row, (mark, hash)) in chunk.marks.iter().zip(&chunk.hashes).enumerate() {
                 let address = Address { chunk: number as u32, row: row as u32 };
-                if wanted(*mark) && self.index.find(*hash, |at| *at == address).is_some() {
+                if wanted(*mark) && self.index.find(*hash, |place| place.address == address).is_some() {
                     addresses.push(address);
                 }
             }
@@ -255,18 +295,13 @@ impl StateTable {
         }
     }
 
-    /// Lets the index point to a new row; answers the row that it replaced.
-    fn point(&mut self, new: Address) -> Option<Address> {
-        let chunks = &self.chunks;
-        let hash = hash_at(chunks, new);
-        let key = chunks[new.chunk as usize].as_ref().map_or(&[][..], |chunk| chunk.key(new.row as usize));
-        let entry = self.index.entry(hash, |address| is(chunks, *address, hash, key), |a| hash_at(chunks, *a));
-        let old = match entry {
-            hashbrown::hash_table::Entry::Occupied(mut entry) => Some(std::mem::replace(entry.get_mut(), new)),
-            hashbrown::hash_table::Entry::Vacant(entry) => {
-                entry.insert(new);
-                None
-            }
+    /// Lets the index point to a new row; answers the row that it replaced. `old` is that row, if it was looked up before.
+    fn point(&mut self, new: Address, old: Option<Address>) -> Option<Address> {
+        let hash = hash_at(&self.chunks, new);
+        let known = old.and_then(|old| self.index.find_mut(hash, |place| place.address == old));
+        let old = match known {
+            Some(place) => Some(std::mem::replace(&mut place.address, new)),
+            None => self.point_by_key(new, hash),
         };
         if let Some(old) = old {
             self.bury(old);
@@ -275,6 +310,21 @@ impl StateTable {
             chunk.living += 1;
         }
         old
+    }
+
+    fn point_by_key(&mut self, new: Address, hash: u64) -> Option<Address> {
+        let chunks = &self.chunks;
+        let key = chunks[new.chunk as usize].as_ref().map_or(&[][..], |chunk| chunk.key(new.row as usize));
+        let is_it = |place: &Place| place.tag == tag(hash) && is(chunks, place.address, hash, key);
+        match self.index.entry(hash, is_it, |place| hash_at(chunks, place.address)) {
+            hashbrown::hash_table::Entry::Occupied(mut entry) => {
+                Some(std::mem::replace(&mut entry.get_mut().address, new))
+            }
+            hashbrown::hash_table::Entry::Vacant(entry) => {
+                entry.insert(Place::new(new, hash));
+                None
+            }
+        }
     }
 
     fn bury(&mut self, address: Address) {
@@ -329,7 +379,7 @@ impl StateTable {
             let Some(chunk) = &self.chunks[*number as usize] else { continue };
             for (row, hash) in chunk.hashes.iter().enumerate() {
                 let address = Address { chunk: *number, row: row as u32 };
-                if self.index.find(*hash, |at| *at == address).is_some() {
+                if self.index.find(*hash, |place| place.address == address).is_some() {
                     addresses.push(address);
                 }
             }
@@ -356,8 +406,8 @@ impl StateTable {
             let number = self.add(Chunk { keys, hashes, states, marks, living: 0 });
             for (row, old) in part.iter().enumerate() {
                 let hash = hash_at(&self.chunks, *old);
-                if let Some(at) = self.index.find_mut(hash, |at| at == old) {
-                    *at = Address { chunk: number, row: row as u32 };
+                if let Some(place) = self.index.find_mut(hash, |place| place.address == *old) {
+                    place.address = Address { chunk: number, row: row as u32 };
                 }
                 self.bury(*old);
                 if let Some(chunk) = &mut self.chunks[number as usize] {
@@ -442,14 +492,21 @@ mod tests {
     }
 
     fn put(table: &mut StateTable, rows: &[(String, i64)]) {
+        put_all(table, rows, false);
+    }
+
+    fn put_all(table: &mut StateTable, rows: &[(String, i64)], look: bool) {
         let names: Vec<_> = rows.iter().map(|(name, _)| name.clone()).collect();
         let values: ArrayRef = Arc::new(Int64Array::from_iter_values(rows.iter().map(|(_, value)| *value)));
-        let encoded = table.encode(&keys(&names), rows.len()).unwrap();
+        let mut encoded = table.encode(&keys(&names), rows.len()).unwrap();
+        if look {
+            table.find(&mut encoded).unwrap();
+        }
         table.put(encoded, &[values], Vec::new()).unwrap();
     }
 
     fn get(table: &StateTable, names: &[String]) -> BTreeMap<String, i64> {
-        let found = table.find(&table.encode(&keys(names), names.len()).unwrap()).unwrap();
+        let found = table.find(&mut table.encode(&keys(names), names.len()).unwrap()).unwrap();
         let values = found.states[0].as_primitive::<Int64Type>();
         found.numbers.iter().enumerate().map(|(row, number)| (names[*number].clone(), values.value(row))).collect()
     }
@@ -499,7 +556,8 @@ mod tests {
                     model.remove(name);
                 });
             } else {
-                put(&mut table, &rows.clone().into_iter().collect::<Vec<_>>());
+                // Most are looked up before they are put.
+                put_all(&mut table, &rows.clone().into_iter().collect::<Vec<_>>(), below(4) > 0);
                 model.extend(rows);
             }
             assert_eq!(table.len(), model.len());
@@ -514,6 +572,25 @@ mod tests {
         }
         assert_eq!(get(&table, &names), model);
         assert!(table.chunks.len() < 40, "{} chunks", table.chunks.len());
+    }
+
+    /// What was looked up before others changed the table is looked up anew.
+    #[test]
+    fn a_row_that_has_moved_since_it_was_looked_up_is_replaced_all_the_same() {
+        let mut table = table();
+        let rows: Vec<_> = (0..100).map(|n| (format!("key {n}"), n)).collect();
+        put(&mut table, &rows);
+        let names: Vec<_> = rows.iter().map(|(name, _)| name.clone()).collect();
+        let mut encoded = table.encode(&keys(&names), 100).unwrap();
+        table.find(&mut encoded).unwrap();
+        let gone = table.encode(&keys(&names[..60]), 60).unwrap();
+        table.remove(&gone).unwrap();
+        put(&mut table, &(200..260).map(|n| (format!("key {n}"), n)).collect::<Vec<_>>());
+        let values: ArrayRef = Arc::new(Int64Array::from_iter_values((0..100).map(|n| -n)));
+        table.put(encoded, &[values], Vec::new()).unwrap();
+        assert_eq!(table.len(), 160);
+        assert_eq!(get(&table, &names), names.iter().cloned().zip((0..100).map(|n| -n)).collect());
+        assert_eq!(table.chunks.iter().flatten().map(|chunk| chunk.living).sum::<usize>(), 160);
     }
 
     /// Many small checkpoints do not leave many small chunks.
@@ -532,8 +609,8 @@ mod tests {
         let partial = Arc::new(Schema::new(vec![Field::new("s0", DataType::Int64, true)]));
         let mut table = StateTable::new(&Arc::new(Schema::empty()), &partial).unwrap();
         for value in 0..5 {
-            let key = table.encode(&[], 1).unwrap();
-            let found = table.find(&key).unwrap();
+            let mut key = table.encode(&[], 1).unwrap();
+            let found = table.find(&mut key).unwrap();
             assert_eq!(found.numbers.len(), usize::from(value > 0));
             table.put(key, &[Arc::new(Int64Array::from(vec![value]))], Vec::new()).unwrap();
             assert_eq!(table.len(), 1);

@@ -8,6 +8,7 @@
 use std::ops::Range;
 
 use super::flat_object;
+use crate::words::same;
 
 /// Objects of more members are not remembered.
 const MOST_MEMBERS: usize = 256;
@@ -72,15 +73,6 @@ impl Layout {
         self.around.extend_from_slice(&text.as_bytes()[self.last..]);
         self.whole = self.members.len() <= MOST_MEMBERS;
     }
-}
-
-/// Whether two texts of one length are the same. They are too short for a call to pay.
-#[inline]
-fn same(a: &[u8], b: &[u8]) -> bool {
-    let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
-    let (words, others) = (a.chunks_exact(8), b.chunks_exact(8));
-    let ends = words.remainder().iter().zip(others.remainder()).all(|(a, b)| a == b);
-    ends && words.zip(others).all(|(a, b)| word(a) == word(b))
 }
 
 #[cfg(test)]
