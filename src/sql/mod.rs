@@ -39,6 +39,7 @@ mod refusals;
 mod routing;
 mod second;
 mod shape;
+mod simplifying;
 mod stage;
 mod state;
 mod statements;
