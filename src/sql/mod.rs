@@ -18,6 +18,7 @@ mod distribution;
 mod error;
 mod expiry;
 mod fingerprint;
+mod fitting;
 mod flat;
 mod halves;
 mod keeping;

@@ -14,6 +14,7 @@ use datafusion::logical_expr::utils::{conjunction, split_conjunction_owned};
 use datafusion::logical_expr::{Distinct, Expr, ExprSchemable, Filter, LogicalPlan, Operator};
 
 use super::ranking;
+use super::windows;
 
 /// The same plan with its conditions as far down as they go.
 pub(super) fn push_down(plan: LogicalPlan) -> Result<LogicalPlan, DataFusionError> {
@@ -136,6 +137,7 @@ pub(super) fn never_fails(expr: &Expr, schema: &DFSchema) -> bool {
             Expr::IsNull(_) | Expr::IsNotNull(_) | Expr::Between(_) | Expr::InList(_) | Expr::Like(_) => false,
             Expr::IsTrue(_) | Expr::IsFalse(_) | Expr::IsNotTrue(_) | Expr::IsNotFalse(_) => false,
             Expr::BinaryExpr(binary) => !(compares(binary.op) || matches!(binary.op, Operator::And | Operator::Or)),
+            Expr::ScalarFunction(call) => !cannot_fail(call.func.name()),
             Expr::Cast(cast) => {
                 let from = cast.expr.get_type(schema);
                 !from.is_ok_and(|from| always_fits(&from, cast.field.data_type()))
@@ -144,6 +146,11 @@ pub(super) fn never_fails(expr: &Expr, schema: &DFSchema) -> bool {
         })
     });
     !may_fail.unwrap_or(true)
+}
+
+/// Whether a function only takes apart or puts together what it is given, or makes bounds of windows: NULL where there is none.
+fn cannot_fail(function: &str) -> bool {
+    matches!(function, "get_field" | "named_struct") || windows::is_internal(function)
 }
 
 fn compares(operator: Operator) -> bool {
