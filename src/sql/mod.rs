@@ -14,6 +14,7 @@ mod clock;
 mod constants;
 mod decode;
 mod depth;
+mod digits;
 mod distribution;
 mod error;
 mod expiry;

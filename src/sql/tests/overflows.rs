@@ -73,6 +73,7 @@ fn arithmetic_that_overflows_makes_a_bad_record() {
              INSERT INTO result {select}"
         )
     };
+    let wide = |number: u64| format!("CAST({number}000000000000000000 AS DECIMAL(38,0))");
     let record = |i: i64, n: i32| format!("{{\"k\":\"a\",\"i\":{i},\"n\":{n},\"p\":2}}");
     let log = log([record(1, 1), record(i64::MAX, i32::MAX), record(i64::MIN, i32::MIN), record(-1, -1)]);
     for (rule, select, bad) in [
@@ -86,6 +87,21 @@ fn arithmetic_that_overflows_makes_a_bad_record() {
         ("", "SELECT k, count(*) FILTER (WHERE n * p > 1) FROM orders GROUP BY k", vec![1, 2]),
         ("", "SELECT CAST(n * p AS VARCHAR), count(*) FROM orders GROUP BY n * p", vec![1, 2]),
         ("OPTIONS ('rule.small' 'i * 2 < 100')", "SELECT k, i FROM orders", vec![1, 2]),
+        // Of 39 digits, which the bits of 38 hold.
+        ("", &format!("SELECT k, sum(CAST(i AS DECIMAL(38,0)) * {}) FROM orders GROUP BY k", wide(18)), vec![1, 2]),
+        (
+            "",
+            &format!(
+                "SELECT k, sum(d + d) FROM (SELECT k, CAST(i AS DECIMAL(38,0)) * {} AS d FROM orders) GROUP BY k",
+                wide(9)
+            ),
+            vec![1, 2],
+        ),
+        (
+            "",
+            "SELECT k, sum(arrow_cast(i % 1000000000, 'Decimal32(9, 0)') + arrow_cast(i % 1000000000, 'Decimal32(9, 0)')) FROM orders GROUP BY k",
+            vec![1, 2],
+        ),
     ] {
         let output = run_stage(&planned(&sql(rule, select)), &log, 1, 0, 4);
         let found = letters(&output);
