@@ -9,13 +9,13 @@ use datafusion::logical_expr::{Aggregate, Expr, LogicalPlan, TableScan, Window};
 use datafusion::optimizer::common_subexpr_eliminate::CommonSubexprEliminate;
 use datafusion::optimizer::optimize_projections::OptimizeProjections;
 use datafusion::optimizer::replace_distinct_aggregate::ReplaceDistinctWithAggregate;
-use datafusion::optimizer::simplify_expressions::SimplifyExpressions;
 use datafusion::optimizer::{Optimizer, OptimizerContext, OptimizerRule};
 
 use super::arguments::computed_below;
 use super::error::SqlError;
 use super::pushing::{in_order, push_down};
 use super::ranking;
+use super::simplifying::Simplify;
 
 /// The rewrites that are worth it and keep the shape. DataFusion's others are for joins, subqueries and sorting; one of
 /// them would nest aggregates.
@@ -27,7 +27,7 @@ pub(super) fn optimise(plan: LogicalPlan, windowed: bool) -> Result<LogicalPlan,
 fn optimised(plan: LogicalPlan, windowed: bool) -> Result<LogicalPlan, DataFusionError> {
     let rules: Vec<Arc<dyn OptimizerRule + Send + Sync>> = vec![
         Arc::new(ReplaceDistinctWithAggregate::new()),
-        Arc::new(SimplifyExpressions::new()),
+        Arc::new(Simplify::new()),
         Arc::new(CommonSubexprEliminate::new()),
         Arc::new(OptimizeProjections::new()),
     ];

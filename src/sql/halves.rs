@@ -6,19 +6,17 @@ use std::sync::Arc;
 use arrow::datatypes::{DataType, Field, Schema, SchemaRef};
 use arrow::row::{RowConverter, SortField};
 use datafusion::common::DFSchema;
-use datafusion::common::tree_node::TreeNode;
 use datafusion::error::DataFusionError;
 use datafusion::execution::session_state::SessionState;
 use datafusion::logical_expr::expr::ScalarFunction;
 use datafusion::logical_expr::{Aggregate, Expr, ExprSchemable, LogicalPlan, lit};
-use datafusion::physical_expr::PhysicalExpr;
-use datafusion::physical_expr::expressions::{CastExpr, Column};
 
 use super::aggregation::{Aggregation, Preparation};
 use super::branch::{Branch, Route, Windowed};
 use super::checked::Checked;
 use super::error::SqlError;
 use super::expiry::{self, Expiry, LIFE};
+use super::fitting;
 use super::flat::{Flat, FlatArm, GroupNode};
 use super::operator::nested::NestedPlan;
 use super::operator::{AggregatePlan, ClosingWindows, Shown};
@@ -26,15 +24,18 @@ use super::options::OutputMode;
 use super::passthrough::SinkKey;
 use super::pipeline::{Pipeline, nullable, physical};
 use super::plan::Second;
-use super::pushing::{always_fits, in_turn};
+use super::pushing::in_turn;
 use super::ranking::{self, closed::Ranks};
 use super::reading::Reading;
 use super::second;
-use super::shape::{self, Grouping};
+use super::shape::Grouping;
 use super::tally::RowCounters;
 use super::windows::sliding::Sliding;
 use super::windows::{self, Window as TimeWindow};
 use crate::catalog::SinkKind;
+
+/// The prepared column of the time of a row that is in several windows.
+pub(super) const TIME: &str = "time";
 
 /// The halves of one INSERT.
 pub(super) struct Halves {
@@ -71,10 +72,12 @@ impl Builder<'_> {
         // What goes into a second aggregation is what append mode writes.
         let mode = if flat.second.is_some() { OutputMode::Append } else { self.insert.mode };
         let mut preparation = None;
+        let mut checks = Vec::new();
         let (route, second) = match flat.groups {
             Some(node) => {
                 let (aggregation, mut prepared, shown) = self.grouped(node)?;
                 window = self.window(first.grouping.as_ref(), node, &aggregation, &mut prepared)?;
+                checks = fitting::checks(&self.insert.shape, node, &prepared.schema, self.state)?;
                 preparation = Some(prepared);
                 let mut after = Pipeline::default();
                 self.steps(&flat.after, &mut after)?;
@@ -119,7 +122,7 @@ impl Builder<'_> {
             self.steps(&flat.before, &mut pipeline)?;
             if let Some(Preparation { columns, schema }) = &preparation {
                 pipeline.project(columns.clone(), schema);
-                pipeline.check(self.casts(schema));
+                pipeline.check(checks.clone());
             }
             let branch = Branch {
                 insert: None,
@@ -175,29 +178,6 @@ impl Builder<'_> {
             }
         }
         Ok(())
-    }
-
-    /// The casts of groups into the columns of the sink, over prepared rows: where one is impossible its record is to blame, and
-    /// after the aggregation nobody would be. A group that HAVING compares may be one that is never written.
-    fn casts(&self, prepared: &Schema) -> Vec<Arc<dyn PhysicalExpr>> {
-        let shape = &self.insert.shape;
-        let (None, Some(grouping)) = (&shape.first, &shape.grouping) else { return Vec::new() };
-        let window = grouping.window.as_ref().map(|(number, ..)| *number);
-        let compared = |number: usize| {
-            let is_group = |expr: &Expr| Ok(shape::group(expr) == Some(number));
-            shape.having.iter().any(|condition| condition.exists(is_group).unwrap_or(true))
-        };
-        let cast = |expr: &Expr| -> Option<Arc<dyn PhysicalExpr>> {
-            let Expr::Cast(cast) = expr else { return None };
-            let number = shape::group(&cast.expr).filter(|number| window != Some(*number))?;
-            let to = cast.field.data_type();
-            if always_fits(&grouping.group_types[number], to) || (window.is_some() && compared(number)) {
-                return None;
-            }
-            let key = Arc::new(Column::new(prepared.field(number).name(), number));
-            Some(Arc::new(CastExpr::new(key, to.clone(), None)))
-        };
-        shape.output.iter().filter_map(|(_, expr)| cast(expr)).collect()
     }
 
     /// The columns of the primary key, or all of a sink that has none.
@@ -292,7 +272,7 @@ impl Builder<'_> {
                 let time = physical(&time_of(call, input)?, input, self.state)?;
                 let mut fields = preparation.schema.fields().to_vec();
                 let data_type = time.data_type(input.as_arrow())?;
-                fields.push(Arc::new(Field::new("time", data_type, true)));
+                fields.push(Arc::new(Field::new(TIME, data_type, true)));
                 preparation.columns.push(time);
                 preparation.schema = Arc::new(Schema::new(fields));
                 let shared = aggregation.with_key("first", DataType::Int64);
@@ -353,7 +333,7 @@ impl Builder<'_> {
 
 /// The time of a window that slides. Both bounds of an earlier window stand for its last tick, which is what a window of
 /// one tick starts with.
-fn time_of(call: &ScalarFunction, input: &DFSchema) -> Result<Expr, DataFusionError> {
+pub(super) fn time_of(call: &ScalarFunction, input: &DFSchema) -> Result<Expr, DataFusionError> {
     let time = &call.args[0];
     let data_type = time.get_type(input)?;
     if !matches!(data_type, DataType::Struct(_)) {

@@ -73,10 +73,10 @@ pub(super) fn check(shape: &Shape, sink: &SinkTable) -> Result<(), SqlError> {
         return Ok(());
     }
     for (number, expr) in grouping.groups.iter().enumerate() {
-        if carried.contains(&number) || determined(expr, grouping, &carried) {
+        if carried.contains(&number) || determined(number, expr, grouping, &carried) {
             continue;
         }
-        let shown = shape.display(expr);
+        let shown = shape.display_group(number);
         let clause = match grouping {
             Grouping { ranking: Some(_), .. } => "PARTITION BY",
             Grouping { distinct: true, .. } => "SELECT DISTINCT",
@@ -102,11 +102,13 @@ pub(super) fn check(shape: &Shape, sink: &SinkTable) -> Result<(), SqlError> {
     Ok(())
 }
 
-/// Whether a group expression follows from the group columns that the key carries.
-fn determined(expr: &Expr, grouping: &Grouping, carried: &BTreeSet<usize>) -> bool {
-    expr.column_refs().iter().all(|column| {
-        carried.iter().any(|number| matches!(&grouping.groups[*number], Expr::Column(group) if group == *column))
-    })
+/// Whether a group expression follows from the group columns that the key carries. Of windows that slide a time has several.
+fn determined(number: usize, expr: &Expr, grouping: &Grouping, carried: &BTreeSet<usize>) -> bool {
+    let slides = grouping.window.as_ref().is_some_and(|(of, window, _)| *of == number && window.slides().is_some());
+    !slides
+        && expr.column_refs().iter().all(|column| {
+            carried.iter().any(|number| matches!(&grouping.groups[*number], Expr::Column(group) if group == *column))
+        })
 }
 
 enum Source {

@@ -16,6 +16,7 @@ use datafusion::physical_expr::expressions::{BinaryExpr, Column, NegativeExpr, l
 use datafusion::physical_expr::utils::collect_columns;
 use datafusion::physical_expr::{PhysicalExpr, create_physical_expr};
 
+use super::digits::Digits;
 use super::ranking::closed::Ranks;
 
 /// Builds physical expressions.
@@ -41,11 +42,17 @@ pub(super) fn exact(expr: Arc<dyn PhysicalExpr>, input: &Schema) -> Result<Arc<d
             },
             _ => return Ok(Transformed::no(expr)),
         };
-        if !matches!(operator, Operator::Plus | Operator::Minus | Operator::Multiply) {
-            return Ok(Transformed::no(expr));
-        }
-        let exact = BinaryExpr::new(left, operator, right).with_fail_on_overflow(true);
-        Ok(Transformed::yes(Arc::new(exact) as Arc<dyn PhysicalExpr>))
+        let exact: Arc<dyn PhysicalExpr> = match operator {
+            Operator::Plus | Operator::Minus | Operator::Multiply => {
+                Arc::new(BinaryExpr::new(left, operator, right).with_fail_on_overflow(true))
+            }
+            Operator::Divide => expr,
+            _ => return Ok(Transformed::no(expr)),
+        };
+        Ok(Transformed::yes(match Digits::may_exceed(&exact.data_type(input)?) {
+            true => Arc::new(Digits::of(exact)),
+            false => exact,
+        }))
     })?;
     Ok(exact.data)
 }

@@ -14,6 +14,7 @@ use datafusion::logical_expr::utils::{conjunction, split_conjunction_owned};
 use datafusion::logical_expr::{Distinct, Expr, ExprSchemable, Filter, LogicalPlan, Operator};
 
 use super::ranking;
+use super::windows;
 
 /// The same plan with its conditions as far down as they go.
 pub(super) fn push_down(plan: LogicalPlan) -> Result<LogicalPlan, DataFusionError> {
@@ -136,6 +137,7 @@ pub(super) fn never_fails(expr: &Expr, schema: &DFSchema) -> bool {
             Expr::IsNull(_) | Expr::IsNotNull(_) | Expr::Between(_) | Expr::InList(_) | Expr::Like(_) => false,
             Expr::IsTrue(_) | Expr::IsFalse(_) | Expr::IsNotTrue(_) | Expr::IsNotFalse(_) => false,
             Expr::BinaryExpr(binary) => !(compares(binary.op) || matches!(binary.op, Operator::And | Operator::Or)),
+            Expr::ScalarFunction(call) => !cannot_fail(call.func.name()),
             Expr::Cast(cast) => {
                 let from = cast.expr.get_type(schema);
                 !from.is_ok_and(|from| always_fits(&from, cast.field.data_type()))
@@ -146,6 +148,11 @@ pub(super) fn never_fails(expr: &Expr, schema: &DFSchema) -> bool {
     !may_fail.unwrap_or(true)
 }
 
+/// Whether a function only takes apart or puts together what it is given, or makes bounds of windows: NULL where there is none.
+fn cannot_fail(function: &str) -> bool {
+    matches!(function, "get_field" | "named_struct") || windows::is_internal(function)
+}
+
 fn compares(operator: Operator) -> bool {
     use Operator::{Eq, Gt, GtEq, IsDistinctFrom, IsNotDistinctFrom, Lt, LtEq, NotEq};
     matches!(operator, Eq | NotEq | Lt | LtEq | Gt | GtEq | IsDistinctFrom | IsNotDistinctFrom)
@@ -154,7 +161,8 @@ fn compares(operator: Operator) -> bool {
 /// Whether every value of a type has one in the other.
 pub(super) fn always_fits(from: &DataType, to: &DataType) -> bool {
     use DataType::{
-        Float32, Float64, Int8, Int16, Int32, Int64, LargeUtf8, UInt8, UInt16, UInt32, UInt64, Utf8, Utf8View,
+        Decimal32, Decimal64, Decimal128, Decimal256, Float32, Float64, Int8, Int16, Int32, Int64, LargeUtf8, UInt8,
+        UInt16, UInt32, UInt64, Utf8, Utf8View,
     };
     match to {
         _ if from == to || from.is_null() => true,
@@ -165,6 +173,29 @@ pub(super) fn always_fits(from: &DataType, to: &DataType) -> bool {
         Int16 => matches!(from, Int8 | UInt8),
         UInt64 => matches!(from, UInt8 | UInt16 | UInt32),
         Utf8 | LargeUtf8 | Utf8View => from.is_integer() || from.is_floating() || from.is_string(),
+        Decimal32(..) | Decimal64(..) | Decimal128(..) | Decimal256(..) => match (digits(from), digits(to)) {
+            (Some((whole, places)), Some(room)) => whole <= room.0 && places <= room.1,
+            _ => false,
+        },
         _ => false,
     }
+}
+
+/// How many digits the numbers of a type have before and behind the point, if each has a bounded number of them.
+fn digits(data_type: &DataType) -> Option<(i16, i16)> {
+    use DataType::{
+        Decimal32, Decimal64, Decimal128, Decimal256, Int8, Int16, Int32, Int64, UInt8, UInt16, UInt32, UInt64,
+    };
+    Some(match data_type {
+        Int8 | UInt8 => (3, 0),
+        Int16 | UInt16 => (5, 0),
+        Int32 | UInt32 => (10, 0),
+        Int64 => (19, 0),
+        UInt64 => (20, 0),
+        Decimal32(precision, scale)
+        | Decimal64(precision, scale)
+        | Decimal128(precision, scale)
+        | Decimal256(precision, scale) => (i16::from(*precision) - i16::from(*scale), i16::from(*scale)),
+        _ => return None,
+    })
 }

@@ -357,6 +357,11 @@ impl Shape {
         Ok(regrouped.data)
     }
 
+    /// A group in words.
+    pub(super) fn display_group(&self, number: usize) -> String {
+        self.display(&stand_in(GROUP, number))
+    }
+
     /// An expression in words: with what the columns stand for in their place.
     pub(super) fn display(&self, expr: &Expr) -> String {
         let named = expr.clone().transform_up(|expr| {

@@ -52,6 +52,9 @@ pub(super) fn state_type(function: &AggregateFunctionExpr) -> Result<Option<Data
     let result = function.field();
     Ok(Some(match result.data_type() {
         DataType::Int64 | DataType::UInt64 | DataType::Duration(_) => DataType::Decimal128(DECIMAL128_MAX_PRECISION, 0),
+        DataType::Decimal32(_, scale) | DataType::Decimal64(_, scale) => {
+            DataType::Decimal128(DECIMAL128_MAX_PRECISION, *scale)
+        }
         // The result has ten digits more than the values, unless there are no more.
         DataType::Decimal128(precision, scale) if *precision < DECIMAL128_MAX_PRECISION => {
             DataType::Decimal128(DECIMAL128_MAX_PRECISION, *scale)

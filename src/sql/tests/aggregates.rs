@@ -366,6 +366,8 @@ fn a_sum_that_does_not_fit_halts_and_names_the_group() {
             ("sum(w)", "DECIMAL(38,10)"),
             ("avg(w)", "DECIMAL(38,14)"),
             (&format!("arrow_cast({since}, 'Int64')"), "BIGINT"),
+            ("sum(arrow_cast(999999999 - i % 2, 'Decimal32(9, 0)'))", "BIGINT"),
+            ("sum(arrow_cast(999999999999999999 - i % 2, 'Decimal64(18, 0)'))", "BIGINT"),
         ];
         for (call, result) in cases {
             let log = orders(&[i64::MAX, 1]);

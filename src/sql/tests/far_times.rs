@@ -177,3 +177,59 @@ fn a_time_of_the_year_1_is_a_time() {
         }
     });
 }
+
+/// A bound of a window that the column of the sink does not hold makes a bad record, and its shard goes on.
+#[test]
+fn a_bound_that_a_finer_unit_does_not_hold_makes_a_bad_record() {
+    let finer = |append: &str| {
+        format!(
+            "start TIMESTAMP, k VARCHAR, n BIGINT, PRIMARY KEY (start, k)) STORED AS TABLE LOCATION 'console://' {append}"
+        )
+    };
+    let (tumbling, sliding) = ("window(ts, '10 seconds')", "window(ts, '10 seconds', '5 seconds')");
+    let by = |bound: &str, window: &str| format!("SELECT {bound}, k, count(*) FROM orders GROUP BY {window}, k");
+    let of_windows = format!(
+        "SELECT window.start, k, max(n) FROM (SELECT window, k, count(*) AS n FROM orders GROUP BY {sliding}, k)
+           GROUP BY window(window, '20 seconds', '10 seconds'), k"
+    );
+    let sessions = by("session_window.start", "session_window(ts, '10 seconds')");
+    let ranked = format!(
+        "SELECT window.start, k, 1 FROM orders QUALIFY ROW_NUMBER() OVER (PARTITION BY {sliding}, k ORDER BY ts) = 1"
+    );
+    let days = by("calendar_window.end", "calendar_window(ts, 'day', 'Europe/Berlin')");
+    // In the second of its windows, of which nanoseconds do not hold the first.
+    let edge = FIRST + 1;
+    let (now, far) = (BASES[2], BASES[3]);
+    each_way(|| {
+        for (append, select, times, bad, rows) in [
+            (false, by("window.start", tumbling), vec![now, far], vec![1], vec![now]),
+            (
+                false,
+                by("window.end", tumbling),
+                vec![now, far, BASES[1] - 1_000_000_000_000],
+                vec![1, 2],
+                vec![now + 10],
+            ),
+            (false, by("window.start", sliding), vec![edge, now], vec![0], vec![now - 5, now]),
+            (false, by("window.start", "window(ts, '5 seconds')"), vec![edge, now], vec![], vec![FIRST, now]),
+            (false, ranked.clone(), vec![now, far, edge], vec![1, 2], vec![now - 5, now]),
+            (false, days.clone(), vec![far, now], vec![0], vec![now + 2_800]),
+            (true, by("window.start", tumbling), vec![BASES[0], now, now + 99], vec![0], vec![now]),
+            (true, by("window.end", sliding), vec![BASES[0], now, now + 99], vec![0], vec![now + 5, now + 10]),
+            (true, sessions.clone(), vec![BASES[0], now, now + 99], vec![0], vec![now]),
+            (true, of_windows.clone(), vec![BASES[0], now, now + 99], vec![0], vec![now - 10, now]),
+        ] {
+            let options = if append { "OPTIONS ('output.mode' 'append')" } else { "" };
+            let mut pipeline = Pipeline::new(&sql("3", &select, &finer(options)), 1, 1);
+            let log = records(&times.iter().map(|time| (0, *time)).collect::<Vec<_>>());
+            pipeline.batch(0, &log, 0, times.len() as i64);
+            pipeline.checkpoint_all();
+            let found: Vec<_> = pipeline.letters.iter().map(|letter| letter.offset).collect();
+            assert_eq!(found, bad, "{select}");
+            let mut starts: Vec<_> = pipeline.rows.values().map(|row| row[0].clone()).collect();
+            starts.sort_by(|a, b| a.partial_cmp(b).unwrap());
+            let wanted = rows.iter().map(|start| ScalarValue::TimestampNanosecond(Some(start * 1_000_000_000), None));
+            assert_eq!(starts, wanted.collect::<Vec<_>>(), "{select}");
+        }
+    });
+}

@@ -117,3 +117,74 @@ fn a_filter_protects_the_argument() {
         assert_eq!(row, ["a", "4", "30", "15", "7", "true", "1"]);
     });
 }
+
+/// A comparison is with what the cast makes of a value, wherever it stands: DataFusion would compare the value itself.
+#[test]
+fn what_a_cast_makes_is_compared_and_not_the_value_before_it() {
+    const CASTS: &str =
+        "CREATE EXTERNAL TABLE orders (k VARCHAR, amount DECIMAL(10,2), qty BIGINT, ts TIMESTAMP(3)) STORED AS JSON
+        LOCATION 'kafka://orders'";
+    let records = log([
+        "{\"k\":\"a\",\"amount\":\"12.00\",\"qty\":5,\"ts\":\"2024-01-01T00:00:00\"}",
+        "{\"k\":\"b\",\"amount\":\"12.50\",\"qty\":70000,\"ts\":\"2024-01-01T00:00:01\"}",
+        "{\"k\":\"c\",\"amount\":\"13.00\",\"qty\":3000000000,\"ts\":\"9999-01-01T00:00:00\"}",
+        "{\"k\":\"d\"}",
+    ]);
+    let results = |options: &str, select: &str| {
+        let sql = format!("{CASTS} {options}; {SINK} INSERT INTO result {select}");
+        let mut pipeline = Pipeline::new(&sql, 1, 1);
+        pipeline.batch(0, &records, 0, 4);
+        pipeline.checkpoint_all();
+        let mut rows: Vec<_> = pipeline.rows.values().map(|row| row[0].to_string()).collect();
+        rows.sort();
+        (rows.concat(), pipeline.letters.iter().map(|letter| letter.offset).collect::<Vec<_>>())
+    };
+    each_way(|| {
+        for (condition, taken, bad) in [
+            ("CAST(amount AS BIGINT) = 12", "ab", vec![]),
+            ("12 = CAST(amount AS BIGINT)", "ab", vec![]),
+            ("CAST(amount AS BIGINT) > 12", "c", vec![]),
+            ("CAST(amount AS BIGINT) <= 12", "ab", vec![]),
+            ("CAST(amount AS BIGINT) <> 12", "c", vec![]),
+            ("CAST(amount AS BIGINT) IS DISTINCT FROM 12", "cd", vec![]),
+            ("CAST(amount AS BIGINT) IN (12, 15, 16, 17, 18)", "ab", vec![]),
+            ("CAST(amount AS BIGINT) BETWEEN 12 AND 12", "ab", vec![]),
+            ("CAST(amount AS BIGINT) * 1 = 12", "ab", vec![]),
+            ("CASE WHEN true THEN CAST(amount AS BIGINT) END = 12", "ab", vec![]),
+            ("CAST(amount AS DECIMAL(10,0)) = 13", "bc", vec![]),
+            ("CAST(amount AS DECIMAL(20,4)) = 12", "a", vec![]),
+            ("amount = 12", "a", vec![]),
+            ("TRY_CAST(qty AS SMALLINT) > 100", "", vec![]),
+            ("TRY_CAST(qty AS INT) > 100", "b", vec![]),
+            ("CAST(qty AS INT) > 5", "b", vec![2]),
+            // The literal is a time in nanoseconds: the year 9999 is compared with it if milliseconds hold it as well.
+            ("ts > TIMESTAMP '2024-01-01 00:00:00'", "bc", vec![]),
+            ("ts < TIMESTAMP '2024-01-01 00:00:00.0005'", "a", vec![2]),
+            ("TRY_CAST(ts AS TIMESTAMP) > TIMESTAMP '2024-01-01 00:00:00'", "b", vec![]),
+        ] {
+            let found = results("", &format!("SELECT k, qty FROM orders WHERE {condition}"));
+            assert_eq!(found, (taken.to_owned(), bad), "{condition}");
+        }
+        for (select, taken) in [
+            ("SELECT k, qty FROM (SELECT *, CAST(amount AS BIGINT) = 12 AS b FROM orders) WHERE b", "ab"),
+            ("SELECT k, sum(qty) FROM orders GROUP BY k HAVING CAST(sum(amount) AS BIGINT) = 12", "ab"),
+            (
+                "SELECT k, n FROM (SELECT k, count(*) FILTER (WHERE CAST(amount AS BIGINT) = 12) AS n FROM orders GROUP BY k) \
+                   WHERE n = 1",
+                "ab",
+            ),
+            (
+                "SELECT k, v FROM (SELECT k, qty AS v, CAST(amount AS BIGINT) = 12 AS b FROM orders \
+                   UNION ALL SELECT k, qty, false FROM orders) WHERE b",
+                "ab",
+            ),
+        ] {
+            assert_eq!(results("", select), (taken.to_owned(), vec![]), "{select}");
+        }
+        // A rule of the same text takes the same, and what is NULL.
+        for (condition, taken) in [("CAST(amount AS BIGINT) = 12", "abd"), ("TRY_CAST(qty AS SMALLINT) > 100", "bcd")] {
+            let found = results(&format!("OPTIONS ('rule.x' '{condition}')"), "SELECT k, qty FROM orders");
+            assert_eq!(found.0, taken, "{condition}");
+        }
+    });
+}

@@ -33,6 +33,7 @@ fn keys_that_go_with_the_group() {
             "SELECT item, upper(item), count(*) FROM orders GROUP BY item, upper(item)",
         ),
         ("day TIMESTAMP PRIMARY KEY, n BIGINT", "SELECT date_trunc('day', ts), count(*) FROM orders GROUP BY 1"),
+        ("ts TIMESTAMP PRIMARY KEY, n BIGINT", "SELECT ts, count(*) FROM orders GROUP BY window(ts, '10 minutes'), ts"),
         ("qty VARCHAR PRIMARY KEY, n BIGINT", "SELECT qty, count(*) FROM orders GROUP BY qty"),
         ("qty INT PRIMARY KEY, n BIGINT", "SELECT qty, count(*) FROM orders GROUP BY qty"),
         ("total VARCHAR PRIMARY KEY, n BIGINT", "SELECT 'total', count(*) FROM orders"),
@@ -92,6 +93,18 @@ fn keys_that_do_not() {
             &["column item of the primary key of revenue would always be NULL"],
         ),
         ("total VARCHAR PRIMARY KEY, n BIGINT", "SELECT 'x', count(*) FROM orders GROUP BY item", &["GROUP BY item"]),
+        // A time is in several windows that slide.
+        (
+            "ts TIMESTAMP PRIMARY KEY, n BIGINT",
+            "SELECT ts, count(*) FROM orders GROUP BY window(ts, '10 minutes', '5 minutes'), ts",
+            &["GROUP BY window.start is not determined by the primary key (ts)"],
+        ),
+        (
+            "ts TIMESTAMP PRIMARY KEY, item VARCHAR",
+            "SELECT ts, item FROM orders QUALIFY \
+               ROW_NUMBER() OVER (PARTITION BY window(ts, '10 minutes', '5 minutes'), ts ORDER BY amount) = 1",
+            &["PARTITION BY window.start is not determined by the primary key (ts)"],
+        ),
         ("total BIGINT PRIMARY KEY", "SELECT count(*) FROM orders", &["column total of the primary key"]),
     ] {
         let message = refused(&sql(columns, select));

@@ -73,6 +73,7 @@ fn arithmetic_that_overflows_makes_a_bad_record() {
              INSERT INTO result {select}"
         )
     };
+    let wide = |number: u64| format!("CAST({number}000000000000000000 AS DECIMAL(38,0))");
     let record = |i: i64, n: i32| format!("{{\"k\":\"a\",\"i\":{i},\"n\":{n},\"p\":2}}");
     let log = log([record(1, 1), record(i64::MAX, i32::MAX), record(i64::MIN, i32::MIN), record(-1, -1)]);
     for (rule, select, bad) in [
@@ -86,6 +87,21 @@ fn arithmetic_that_overflows_makes_a_bad_record() {
         ("", "SELECT k, count(*) FILTER (WHERE n * p > 1) FROM orders GROUP BY k", vec![1, 2]),
         ("", "SELECT CAST(n * p AS VARCHAR), count(*) FROM orders GROUP BY n * p", vec![1, 2]),
         ("OPTIONS ('rule.small' 'i * 2 < 100')", "SELECT k, i FROM orders", vec![1, 2]),
+        // Of 39 digits, which the bits of 38 hold.
+        ("", &format!("SELECT k, sum(CAST(i AS DECIMAL(38,0)) * {}) FROM orders GROUP BY k", wide(18)), vec![1, 2]),
+        (
+            "",
+            &format!(
+                "SELECT k, sum(d + d) FROM (SELECT k, CAST(i AS DECIMAL(38,0)) * {} AS d FROM orders) GROUP BY k",
+                wide(9)
+            ),
+            vec![1, 2],
+        ),
+        (
+            "",
+            "SELECT k, sum(arrow_cast(i % 1000000000, 'Decimal32(9, 0)') + arrow_cast(i % 1000000000, 'Decimal32(9, 0)')) FROM orders GROUP BY k",
+            vec![1, 2],
+        ),
     ] {
         each_way(|| {
             let pipeline = Pipeline::over(&sql(rule, select), 1, &log);
@@ -138,6 +154,98 @@ fn a_group_that_does_not_fit_its_column_makes_a_bad_record() {
             let bad: Vec<_> = pipeline.letters.iter().map(|letter| letter.offset).collect();
             assert_eq!(bad, [1], "{select}");
             assert!(pipeline.letters[0].reason.contains("3000000000"), "{}", pipeline.letters[0].reason);
+        }
+    });
+}
+
+/// The same in a group of a window, which a condition may leave out, and in a group of such groups.
+#[test]
+fn a_group_of_a_window_that_does_not_fit_its_column_makes_a_bad_record() {
+    each_way(|| {
+        let grouped = "SELECT window.start, qty, count(*) AS n FROM orders GROUP BY window(ts, '1 minute'), qty";
+        let ranked = "ROW_NUMBER() OVER (PARTITION BY start ORDER BY n DESC, qty) AS place";
+        for (select, bad) in [
+            (format!("{grouped} HAVING qty > 5"), vec![1]),
+            (format!("{grouped} HAVING 100 / nullif(qty, 0) < 50 AND count(*) > 0"), vec![1]),
+            (format!("{grouped} HAVING count(*) > 0 AND qty > 5"), vec![1]),
+            (format!("{grouped} HAVING qty < 100"), vec![]),
+            (format!("{grouped} HAVING count(*) > 9 OR qty < 100"), vec![]),
+            (format!("SELECT start, 100 / qty, n FROM ({grouped})"), vec![2]),
+            (format!("SELECT start, qty, n FROM (SELECT *, {ranked} FROM ({grouped})) WHERE place <= 3"), vec![1]),
+            (
+                format!(
+                    "SELECT start, qty, n FROM (SELECT *, {ranked} FROM ({grouped}) WHERE qty < 9) WHERE place <= 3"
+                ),
+                vec![],
+            ),
+            (format!("SELECT start, qty, max(n) FROM ({grouped}) GROUP BY start, qty"), vec![1]),
+            (format!("SELECT start, qty, max(n) FROM ({grouped} HAVING qty < 100) GROUP BY start, qty"), vec![]),
+            (format!("SELECT start, qty, max(n) FROM ({grouped}) GROUP BY start, qty HAVING qty < 100"), vec![]),
+            (format!("SELECT start, 100 / qty, max(n) FROM ({grouped}) GROUP BY start, qty"), vec![2]),
+            (
+                format!(
+                    "SELECT start, q, max(n) FROM (SELECT start, 100 / qty AS q, n FROM ({grouped})) GROUP BY start, q"
+                ),
+                vec![2],
+            ),
+        ] {
+            let sql = format!(
+                "CREATE EXTERNAL TABLE orders (qty BIGINT, ts TIMESTAMP) STORED AS JSON LOCATION 'kafka://orders'
+                   OPTIONS ('watermark.column' 'ts');
+                 CREATE EXTERNAL TABLE result (start TIMESTAMP, qty INT, n BIGINT) STORED AS TABLE LOCATION 'console://'
+                   OPTIONS ('output.mode' 'append');
+                 INSERT INTO result {select}"
+            );
+            let mut pipeline = Pipeline::new(&sql, 1, 1);
+            let log = log([7, 3_000_000_000_i64, 0, 8]
+                .into_iter()
+                .enumerate()
+                .map(|(hour, qty)| format!("{{\"qty\":{qty},\"ts\":\"2024-01-01T{hour:02}:00:00\"}}")));
+            pipeline.batch(0, &log, 0, 4);
+            assert_eq!(pipeline.fails(0), None, "{select}");
+            let found: Vec<_> = pipeline.letters.iter().map(|letter| letter.offset).collect();
+            assert_eq!(found, bad, "{select}");
+        }
+    });
+}
+
+/// One record whose column does not fit the sink is bad in a ranking too, whatever its rank; its shard goes on.
+#[test]
+fn a_ranked_row_that_does_not_fit_its_column_makes_a_bad_record() {
+    each_way(|| {
+        let numbered = "(SELECT *, ROW_NUMBER() OVER (PARTITION BY k ORDER BY ts DESC, v) AS n FROM orders)";
+        for (select, bad) in [
+            (
+                "SELECT k, v FROM orders QUALIFY ROW_NUMBER() OVER (PARTITION BY k ORDER BY ts DESC, v) = 1".to_owned(),
+                vec![1],
+            ),
+            (
+                "SELECT v AS k, v FROM orders QUALIFY ROW_NUMBER() OVER (PARTITION BY v ORDER BY ts) = 1".to_owned(),
+                vec![1],
+            ),
+            (format!("SELECT k, v FROM {numbered} WHERE n = 1"), vec![1]),
+            (format!("SELECT k, v FROM {numbered} WHERE n = 1 AND v < 100"), vec![]),
+            (format!("SELECT k, v FROM {numbered} WHERE n = 1 AND (v < 100 OR n > 5)"), vec![]),
+            (format!("SELECT k, 100 / v FROM {numbered} WHERE n = 1"), vec![2]),
+            (format!("SELECT k, 100 / v FROM {numbered} WHERE v <> 0 AND n = 1"), vec![]),
+            (format!("SELECT k, octet_length(CAST(ts AS VARCHAR)) FROM {numbered} WHERE n = 1"), vec![]),
+        ] {
+            let key = if select.starts_with("SELECT v") { "BIGINT" } else { "VARCHAR" };
+            let sql = format!(
+                "CREATE EXTERNAL TABLE orders (k VARCHAR, v BIGINT, ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://orders';
+                 CREATE EXTERNAL TABLE result (k {key}, v INT, PRIMARY KEY (k)) STORED AS CQL
+                   LOCATION 'cassandra://shop/result';
+                 INSERT INTO result {select}"
+            );
+            let mut pipeline = Pipeline::new(&sql, 1, 1);
+            let log = log([7, 3_000_000_000_i64, 0]
+                .into_iter()
+                .enumerate()
+                .map(|(hour, v)| format!("{{\"k\":\"k{v}\",\"v\":{v},\"ts\":\"2024-01-01T{hour:02}:00:00\"}}")));
+            pipeline.batch(0, &log, 0, 3);
+            assert_eq!(pipeline.fails(0), None, "{select}");
+            let found: Vec<_> = pipeline.letters.iter().map(|letter| letter.offset).collect();
+            assert_eq!(found, bad, "{select}");
         }
     });
 }

@@ -64,6 +64,11 @@ refuses! {
     session_without_gap: "SELECT item, sum(amount) FROM orders GROUP BY session_window(ts), item" => 47, "session_window(...) has other arguments";
     session_of_months: "SELECT item, sum(amount) FROM orders GROUP BY session_window(ts, '1 month'), item" => 47, "'1 month' is no fixed length";
     session_of_nothing: "SELECT item, sum(amount) FROM orders GROUP BY session_window(ts, '0 seconds'), item" => 47, "gap of a session must be more than nothing";
+    session_of_numbers: "SELECT item, sum(amount) FROM orders GROUP BY session_window(ts, qty), item" => 0, "the gap of a session is an INTERVAL, not Int64", "INTERVAL '5 minutes'";
+    session_of_text: "SELECT item, sum(amount) FROM orders GROUP BY session_window(ts, item), item" => 0, "the gap of a session is an INTERVAL, not Utf8";
+    session_of_numbers_by_case: "SELECT item, sum(amount) FROM orders GROUP BY session_window(ts, CASE WHEN qty > 1 THEN 5 ELSE 1 END), item" => 0, "the gap of a session is an INTERVAL, not Int64";
+    session_ranked: "SELECT item, amount FROM orders QUALIFY ROW_NUMBER() OVER (PARTITION BY session_window(ts, qty), item ORDER BY amount) = 1" => 0, "the gap of a session is an INTERVAL, not Int64";
+    session_of_no_length: "SELECT item, sum(amount) FROM orders GROUP BY session_window(ts, CASE WHEN qty > 1 THEN 'soon' ELSE '1 minute' END), item" => 47, "'soon' is no length of time";
     session_and_window: "SELECT item, sum(amount) FROM orders GROUP BY session_window(ts, '1 minute'), window(ts, '1 minute')" => 79, "two windows in GROUP BY";
     tumble: "SELECT item, sum(amount) FROM orders GROUP BY tumble(ts, '1 minute'), item" => 47, "tumble(...) is not supported", "window(ts, '10 minutes')";
     window_in_select: "SELECT window(ts, '1 minute'), amount FROM orders" => 8, "window(...) belongs into GROUP BY";

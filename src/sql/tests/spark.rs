@@ -64,7 +64,7 @@ fn the_windows_of_sparks_reference_have_its_results() {
     });
 }
 
-/// The examples of `session_window` there, with one gap and with a gap of each row.
+/// The examples of `session_window` there, with one gap and with a gap of each row, as intervals and as texts.
 #[test]
 fn the_sessions_of_sparks_reference_have_its_results() {
     each_way(|| {
@@ -72,10 +72,12 @@ fn the_sessions_of_sparks_reference_have_its_results() {
         let two = [one.as_slice(), &[("A2", "00:04:30")]].concat();
         let gaps = "CASE WHEN a = 'A1' THEN INTERVAL '5 minutes' WHEN a = 'A2' THEN INTERVAL '1 minute'
         ELSE INTERVAL '10 minutes' END";
+        let texts = gaps.replace("INTERVAL ", "");
         let both = ["A1 00:00:00 00:09:30 2", "A1 00:10:00 00:15:00 1"];
         let expected = [
             ("'5 minutes'", one.to_vec(), vec![both[0], both[1], "A2 00:01:00 00:06:00 1"]),
-            (gaps, two, vec![both[0], both[1], "A2 00:01:00 00:02:00 1", "A2 00:04:30 00:05:30 1"]),
+            (gaps, two.clone(), vec![both[0], both[1], "A2 00:01:00 00:02:00 1", "A2 00:04:30 00:05:30 1"]),
+            (&texts, two, vec![both[0], both[1], "A2 00:01:00 00:02:00 1", "A2 00:04:30 00:05:30 1"]),
         ];
         for (gap, events, rows) in expected {
             let late = ", 'watermark.delay' '1 hour'";

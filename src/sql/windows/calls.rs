@@ -10,8 +10,8 @@ use std::ops::ControlFlow;
 use arrow::compute::kernels::cast_utils::parse_interval_month_day_nano;
 use datafusion::sql::sqlparser::ast::{
     AccessExpr, Expr, Function, FunctionArg, FunctionArgExpr, FunctionArgumentList, FunctionArguments, GroupByExpr,
-    Ident, ObjectName, Query, Select, SelectItem, Spanned, UnaryOperator, Value, Visit, VisitMut, Visitor, VisitorMut,
-    WindowType,
+    Ident, Interval, ObjectName, Query, Select, SelectItem, Spanned, UnaryOperator, Value, Visit, VisitMut, Visitor,
+    VisitorMut, WindowType,
 };
 
 use super::calendar::Calendar;
@@ -143,7 +143,11 @@ impl Rewrite<'_> {
             (Ok(nanos), _) => number(nanos),
             (Err(message), Expr::Value(_) | Expr::Interval(_)) => return Err(self.error(function, message)),
             // A gap of each row.
-            (Err(_), gap) => (*gap).clone(),
+            (Err(_), gap) => {
+                let mut gap = (*gap).clone();
+                with_intervals(&mut gap).map_err(|message| self.error(function, message))?;
+                gap
+            }
         };
         Ok(call(functions::SESSION, [(*time).clone(), gap]))
     }
@@ -356,6 +360,29 @@ fn length_of(expr: &Expr) -> Result<i64, String> {
     };
     let written = written.ok_or_else(|| format!("{expr} is no length of time: write it like '10 minutes'"))?;
     length(&written)
+}
+
+/// Makes intervals of the texts that a CASE results in, as Spark reads them.
+fn with_intervals(gap: &mut Expr) -> Result<(), String> {
+    match gap {
+        Expr::Nested(gap) => with_intervals(gap),
+        Expr::Case { conditions, else_result, .. } => {
+            let results = conditions.iter_mut().map(|case| &mut case.result);
+            results.chain(else_result.as_deref_mut()).try_for_each(with_intervals)
+        }
+        text if string(text).is_some() => {
+            let nanos = Expr::value(Value::SingleQuotedString(format!("{} nanoseconds", length_of(text)?)));
+            *text = Expr::Interval(Interval {
+                value: Box::new(nanos),
+                leading_field: None,
+                leading_precision: None,
+                last_field: None,
+                fractional_seconds_precision: None,
+            });
+            Ok(())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A length of time as text, in nanoseconds.

@@ -8,10 +8,14 @@ use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, Int64Array, StructArray};
 use arrow::compute::cast;
-use arrow::datatypes::{DataType, Field, Fields, Int64Type, IntervalMonthDayNanoType, IntervalUnit, TimeUnit};
+use arrow::datatypes::{
+    DataType, Field, FieldRef, Fields, Int64Type, IntervalMonthDayNanoType, IntervalUnit, TimeUnit,
+};
 use datafusion::common::ScalarValue;
 use datafusion::error::DataFusionError;
-use datafusion::logical_expr::{ColumnarValue, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility};
+use datafusion::logical_expr::{
+    ColumnarValue, ReturnFieldArgs, ScalarFunctionArgs, ScalarUDF, ScalarUDFImpl, Signature, Volatility,
+};
 
 use super::calendar::Calendar;
 use super::tick;
@@ -69,6 +73,24 @@ impl ScalarUDFImpl for Bound {
         }
     }
 
+    fn return_field_from_args(&self, arguments: ReturnFieldArgs<'_>) -> Result<FieldRef, DataFusionError> {
+        let types: Vec<_> = arguments.arg_fields.iter().map(|field| field.data_type().clone()).collect();
+        if let (SESSION, [_, gap]) = (self.name, types.as_slice()) {
+            let constant = arguments.scalar_arguments.get(1).is_some_and(Option::is_some);
+            match gap {
+                DataType::Interval(_) | DataType::Duration(_) => {}
+                DataType::Int64 if constant => {}
+                other => {
+                    return Err(DataFusionError::Plan(format!(
+                        "the gap of a session is an INTERVAL, not {other}: write INTERVAL '5 minutes', also where CASE decides; a \
+                         number of seconds is one by arrow_cast(..., 'Duration(Second)')"
+                    )));
+                }
+            }
+        }
+        Ok(Arc::new(Field::new(self.name, self.return_type(&types)?, true)))
+    }
+
     fn coerce_types(&self, arguments: &[DataType]) -> Result<Vec<DataType>, DataFusionError> {
         let time = match arguments.first() {
             Some(time @ DataType::Timestamp(..)) => time.clone(),
@@ -80,7 +102,9 @@ impl ScalarUDFImpl for Bound {
         let rest = match (self.name, arguments.get(1)) {
             (SESSION, Some(DataType::Interval(_))) => DataType::Interval(IntervalUnit::MonthDayNano),
             (SESSION, Some(DataType::Duration(_))) => DataType::Duration(TimeUnit::Nanosecond),
-            (START | END | SESSION, _) => DataType::Int64,
+            // What is no length is refused with its type, below.
+            (SESSION, Some(gap)) => gap.clone(),
+            (START | END, _) => DataType::Int64,
             _ => DataType::Utf8,
         };
         Ok(std::iter::once(time).chain(arguments.iter().skip(1).map(|_| rest.clone())).collect())
