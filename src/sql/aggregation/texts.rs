@@ -1,51 +1,48 @@
 //! Keys of one text column, with a number each in the order in which they came.
 //!
-//! Once there are more keys than a cache holds, a lookup costs what it waits for memory. So rows are looked up in two passes,
-//! in neither of which one has to wait for another: the first finds the key that has the hash of each row, the second
-//! compares their bytes. Only what found none, or another key of the same hash, is looked up by itself and inserted.
+//! Once there are more keys than a cache holds, a lookup costs what it waits for memory, and a branch that is guessed wrongly
+//! meanwhile makes the next one wait, too. So rows are looked up some together, and what they need is fetched for all of them
+//! before anything is decided on it: first where the table may have them, then the bytes of the keys found there. Nothing is
+//! ever removed but all at once, so the table is a plain one with linear probing.
 
 use std::hash::BuildHasher;
+use std::hint::black_box;
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, GenericByteArray, NullBufferBuilder};
 use arrow::buffer::{Buffer, OffsetBuffer, ScalarBuffer};
 use arrow::datatypes::{BinaryType, ByteArrayType, DataType, Utf8Type};
 use datafusion::error::DataFusionError;
-use hashbrown::{DefaultHashBuilder, HashTable};
+use hashbrown::DefaultHashBuilder;
 
 use crate::words;
 
-/// Rows that are looked up together: what is found of them stays in the nearest cache.
-const TOGETHER: usize = 512;
-/// In place of a group, where none was found.
-const NONE: u32 = u32::MAX;
+/// Rows that are looked up together: what is fetched for them stays in the nearest cache.
+const TOGETHER: usize = 128;
+/// The table has as many slots at least.
+const FEWEST: usize = 64;
 
-/// A key, with what is needed to know it again.
+/// A place for a key in the table.
 #[derive(Clone, Copy)]
-struct Key {
+struct Slot {
     hash: u32,
     group: u32,
-    start: u32,
-    length: u32,
 }
 
-const NO_KEY: Key = Key { hash: 0, group: NONE, start: 0, length: 0 };
+/// No key is here.
+const FREE: Slot = Slot { hash: 0, group: u32::MAX };
 
 /// Texts or binary values, and NULL.
 pub(super) struct Texts {
     data_type: DataType,
     hasher: DefaultHashBuilder,
-    index: HashTable<Key>,
+    /// A power of two of them, of which half are free at least.
+    slots: Vec<Slot>,
     bytes: Vec<u8>,
     /// Where each group's key ends in `bytes`, after a 0.
     ends: Vec<i32>,
     /// The group of NULL, which has no bytes.
     null: Option<usize>,
-}
-
-/// A hash as the table takes it, which wants all bits of a word to differ.
-fn spread(hash: u32) -> u64 {
-    u64::from(hash).wrapping_mul(0x9E37_79B9_7F4A_7C15)
 }
 
 impl Texts {
@@ -54,7 +51,7 @@ impl Texts {
         matches!(data_type, DataType::Utf8 | DataType::Binary).then(|| Self {
             data_type: data_type.clone(),
             hasher: DefaultHashBuilder::default(),
-            index: HashTable::new(),
+            slots: vec![FREE; FEWEST],
             bytes: Vec::new(),
             ends: vec![0],
             null: None,
@@ -66,7 +63,7 @@ impl Texts {
     }
 
     pub(super) fn size(&self) -> usize {
-        self.index.allocation_size() + self.bytes.capacity() + self.ends.capacity() * size_of::<i32>()
+        size_of_val(&*self.slots) + self.bytes.capacity() + self.ends.capacity() * size_of::<i32>()
     }
 
     /// Writes down the number of each row's key.
@@ -93,20 +90,26 @@ impl Texts {
         let rows = offsets.len() - 1;
         numbers.clear();
         numbers.reserve(rows);
-        let (mut hashes, mut found) = ([0; TOGETHER], [NO_KEY; TOGETHER]);
+        let (mut hashes, mut alike) = ([0; TOGETHER], [None; TOGETHER]);
         for from in (0..rows).step_by(TOGETHER) {
             let until = (from + TOGETHER).min(rows);
-            for ((hash, found), row) in hashes.iter_mut().zip(&mut found).zip(from..until) {
+            let mut fetched = 0;
+            for (hash, row) in hashes.iter_mut().zip(from..until) {
                 *hash = self.hash(key(row));
-                *found = self.index.find(spread(*hash), |key| key.hash == *hash).copied().unwrap_or(NO_KEY);
+                fetched ^= self.slots[self.first(*hash)].hash;
             }
-            for ((hash, found), row) in hashes.iter().zip(&found).zip(from..until) {
-                numbers.push(if nulls.is_some_and(|nulls| nulls.is_null(row)) {
-                    self.of_null()
-                } else if found.group != NONE && is(&self.bytes, found, key(row)) {
-                    found.group as usize
-                } else {
-                    self.insert(*hash, key(row))?
+            black_box(fetched);
+            for (alike, hash) in alike.iter_mut().zip(&hashes[..until - from]) {
+                *alike = self.alike(*hash);
+                let start = alike.map_or(0, |group| self.ends[group as usize]);
+                fetched ^= u32::from(self.bytes.get(start as usize).copied().unwrap_or_default());
+            }
+            black_box(fetched);
+            for ((hash, alike), row) in hashes.iter().zip(&alike).zip(from..until) {
+                numbers.push(match alike {
+                    _ if nulls.is_some_and(|nulls| nulls.is_null(row)) => self.of_null(),
+                    Some(group) if self.is(*group, key(row)) => *group as usize,
+                    _ => self.insert(*hash, key(row))?,
                 });
             }
         }
@@ -115,6 +118,33 @@ impl Texts {
 
     fn hash(&self, key: &[u8]) -> u32 {
         (self.hasher.hash_one(key) >> 32) as u32
+    }
+
+    /// Where a key of this hash is looked for first (Fibonacci hashing: the highest bits of a product).
+    fn first(&self, hash: u32) -> usize {
+        let product = u64::from(hash).wrapping_mul(0x9E37_79B9_7F4A_7C15);
+        (product >> (64 - self.slots.len().trailing_zeros())) as usize
+    }
+
+    /// The slots where a key of this hash may be, in order; the last one is free.
+    fn places(&self, hash: u32) -> impl Iterator<Item = usize> + use<> {
+        let (first, last) = (self.first(hash), self.slots.len() - 1);
+        (first..).map(move |place| place & last)
+    }
+
+    /// The first group of this hash, which mostly is the one.
+    #[inline]
+    fn alike(&self, hash: u32) -> Option<u32> {
+        let mut slots = self.places(hash).map(|place| self.slots[place]);
+        let slot = slots.find(|slot| slot.hash == hash || slot.group == FREE.group)?;
+        (slot.group != FREE.group).then_some(slot.group)
+    }
+
+    /// Whether this is the key of a group.
+    #[inline]
+    fn is(&self, group: u32, key: &[u8]) -> bool {
+        let (start, end) = (self.ends[group as usize] as usize, self.ends[group as usize + 1] as usize);
+        end - start == key.len() && words::same(&self.bytes[start..end], key)
     }
 
     fn of_null(&mut self) -> usize {
@@ -126,26 +156,38 @@ impl Texts {
 
     /// The number of a key that may be new.
     fn insert(&mut self, hash: u32, key: &[u8]) -> Result<usize, DataFusionError> {
-        let bytes = &self.bytes;
-        let entry = self.index.entry(
-            spread(hash),
-            |known| known.hash == hash && is(bytes, known, key),
-            |known| spread(known.hash),
-        );
-        match entry {
-            hashbrown::hash_table::Entry::Occupied(entry) => Ok(entry.get().group as usize),
-            hashbrown::hash_table::Entry::Vacant(entry) => {
-                let group = self.ends.len() - 1;
-                let end = i32::try_from(bytes.len() + key.len()).ok().filter(|_| group < NONE as usize);
-                let end = end.ok_or_else(|| {
-                    DataFusionError::ResourcesExhausted("the keys of one checkpoint have more than 2 GiB".into())
-                })?;
-                // All of them fit, as the end does.
-                let (start, length) = (bytes.len() as u32, key.len() as u32);
-                entry.insert(Key { hash, group: group as u32, start, length });
-                self.bytes.extend_from_slice(key);
-                self.ends.push(end);
-                Ok(group)
+        let mut free = self.slots.len();
+        for place in self.places(hash) {
+            let slot = self.slots[place];
+            if slot.group == FREE.group {
+                free = place;
+                break;
+            }
+            if slot.hash == hash && self.is(slot.group, key) {
+                return Ok(slot.group as usize);
+            }
+        }
+        let group = self.len();
+        let end = i32::try_from(self.bytes.len() + key.len()).ok().filter(|_| group < i32::MAX as usize);
+        let end = end.ok_or_else(|| {
+            DataFusionError::ResourcesExhausted("the keys of one checkpoint have more than 2 GiB".into())
+        })?;
+        self.slots[free] = Slot { hash, group: group as u32 };
+        self.bytes.extend_from_slice(key);
+        self.ends.push(end);
+        if self.len() * 2 > self.slots.len() {
+            self.grow();
+        }
+        Ok(group)
+    }
+
+    fn grow(&mut self) {
+        let larger = vec![FREE; self.slots.len() * 2];
+        for slot in std::mem::replace(&mut self.slots, larger) {
+            if slot.group != FREE.group
+                && let Some(free) = self.places(slot.hash).find(|place| self.slots[*place].group == FREE.group)
+            {
+                self.slots[free] = slot;
             }
         }
     }
@@ -154,11 +196,10 @@ impl Texts {
     pub(super) fn take(&mut self) -> Result<ArrayRef, DataFusionError> {
         let groups = self.len();
         // As many may come again.
-        if self.index.capacity() > 4 * groups.max(TOGETHER) {
-            self.index = HashTable::with_capacity(groups);
-        } else {
-            self.index.clear();
-        }
+        let slots = (groups * 2).next_power_of_two().max(FEWEST);
+        self.slots.clear();
+        self.slots.shrink_to(slots);
+        self.slots.resize(slots, FREE);
         let bytes = std::mem::take(&mut self.bytes);
         self.bytes.reserve(bytes.len());
         let mut ends = Vec::with_capacity(groups + 1);
@@ -176,13 +217,6 @@ impl Texts {
             _ => Arc::new(GenericByteArray::<BinaryType>::try_new(ends, bytes, nulls)?),
         })
     }
-}
-
-/// Whether a known key is this one.
-#[inline]
-fn is(bytes: &[u8], known: &Key, key: &[u8]) -> bool {
-    let Key { start, length, .. } = *known;
-    length as usize == key.len() && words::same(&bytes[start as usize..(start + length) as usize], key)
 }
 
 #[cfg(test)]
@@ -205,7 +239,7 @@ mod tests {
             let mut known = HashMap::<Option<String>, usize>::new();
             let mut order = Vec::new();
             for _ in 0..20 {
-                let rows: Vec<Option<String>> = (0..below(3 * TOGETHER as u64))
+                let rows: Vec<Option<String>> = (0..below(10 * TOGETHER as u64))
                     .map(|_| match below(40) {
                         0 => None,
                         1 => Some(String::new()),
