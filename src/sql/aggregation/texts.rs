@@ -36,13 +36,18 @@ const FREE: Slot = Slot { hash: 0, group: u32::MAX };
 pub(super) struct Texts {
     data_type: DataType,
     hasher: DefaultHashBuilder,
-    /// A power of two of them, of which half are free at least.
+    /// A power of two of them, of which a quarter is free at least.
     slots: Vec<Slot>,
     bytes: Vec<u8>,
     /// Where each group's key ends in `bytes`, after a 0.
     ends: Vec<i32>,
     /// The group of NULL, which has no bytes.
     null: Option<usize>,
+}
+
+/// How many keys so many slots take.
+fn most(slots: usize) -> usize {
+    slots / 4 * 3
 }
 
 impl Texts {
@@ -175,7 +180,7 @@ impl Texts {
         self.slots[free] = Slot { hash, group: group as u32 };
         self.bytes.extend_from_slice(key);
         self.ends.push(end);
-        if self.len() * 2 > self.slots.len() {
+        if self.len() > most(self.slots.len()) {
             self.grow();
         }
         Ok(group)
@@ -196,12 +201,12 @@ impl Texts {
     pub(super) fn take(&mut self) -> Result<ArrayRef, DataFusionError> {
         let groups = self.len();
         // As many may come again.
-        let slots = (groups * 2).next_power_of_two().max(FEWEST);
+        let slots = groups.next_power_of_two().max(FEWEST);
+        let slots = if groups > most(slots) { slots * 2 } else { slots };
         self.slots.clear();
         self.slots.shrink_to(slots);
         self.slots.resize(slots, FREE);
         let bytes = std::mem::take(&mut self.bytes);
-        self.bytes.reserve(bytes.len());
         let mut ends = Vec::with_capacity(groups + 1);
         ends.push(0);
         let ends = OffsetBuffer::new(ScalarBuffer::from(std::mem::replace(&mut self.ends, ends)));
