@@ -4,6 +4,8 @@
 //! that is replaced stays behind dead until half of its chunk is; then the living ones move on, so the dead never take
 //! more room than the living, and what a checkpoint costs follows what it changes.
 
+use std::hint::black_box;
+
 use arrow::array::{Array, ArrayRef, new_empty_array};
 use arrow::compute::interleave;
 use arrow::datatypes::{FieldRef, SchemaRef};
@@ -137,7 +139,7 @@ impl StateTable {
     }
 
     /// The rows that keys have. Nearly all of the time goes into waiting for memory, so no key waits for the one before it: first
-    /// the index is asked for those of one hash, then the rows are looked at.
+    /// the index is asked for those of one hash, then the rows are fetched, and then they are compared.
     pub(super) fn find(&self, keys: &mut EncodedKeys) -> Result<Found, ArrowError> {
         let mut found = Vec::with_capacity(keys.hashes.len());
         let mut alike = [None; TOGETHER];
@@ -145,11 +147,14 @@ impl StateTable {
             for (alike, hash) in alike.iter_mut().zip(hashes) {
                 *alike = self.index.find(*hash, |place| place.tag == tag(*hash)).map(|place| place.address);
             }
+            let fetched = alike[..hashes.len()].iter().flatten().map(|address| self.first_byte(*address));
+            black_box(fetched.fold(0, |all, byte| all ^ byte));
             for (at, (alike, hash)) in alike.iter().zip(hashes).enumerate() {
                 let key = keys.key(part * TOGETHER + at);
                 found.push(match alike {
-                    Some(address) if !self.is(*address, *hash, key) => {
-                        self.index.find(*hash, |place| self.is(place.address, *hash, key)).map(|place| place.address)
+                    Some(address) if !self.is(*address, key) => {
+                        let is_it = |place: &Place| place.tag == tag(*hash) && self.is(place.address, key);
+                        self.index.find(*hash, is_it).map(|place| place.address)
                     }
                     alike => *alike,
                 });
@@ -193,7 +198,9 @@ impl StateTable {
         for (number, hash) in keys.hashes.iter().enumerate() {
             let key = keys.key(number);
             let chunks = &self.chunks;
-            if let Ok(entry) = self.index.find_entry(*hash, |place| is(chunks, place.address, *hash, key)) {
+            if let Ok(entry) =
+                self.index.find_entry(*hash, |place| place.tag == tag(*hash) && is(chunks, place.address, key))
+            {
                 let (Place { address, .. }, _) = entry.remove();
                 self.bury(address);
                 crowded.push(address.chunk);
@@ -277,8 +284,13 @@ impl StateTable {
         addresses
     }
 
-    fn is(&self, address: Address, hash: u64, key: &[u8]) -> bool {
-        is(&self.chunks, address, hash, key)
+    fn is(&self, address: Address, key: &[u8]) -> bool {
+        is(&self.chunks, address, key)
+    }
+
+    fn first_byte(&self, address: Address) -> u8 {
+        let chunk = self.chunks[address.chunk as usize].as_ref();
+        chunk.and_then(|chunk| chunk.key(address.row as usize).first()).copied().unwrap_or_default()
     }
 
     fn add(&mut self, chunk: Chunk) -> u32 {
@@ -315,7 +327,7 @@ impl StateTable {
     fn point_by_key(&mut self, new: Address, hash: u64) -> Option<Address> {
         let chunks = &self.chunks;
         let key = chunks[new.chunk as usize].as_ref().map_or(&[][..], |chunk| chunk.key(new.row as usize));
-        let is_it = |place: &Place| place.tag == tag(hash) && is(chunks, place.address, hash, key);
+        let is_it = |place: &Place| place.tag == tag(hash) && is(chunks, place.address, key);
         match self.index.entry(hash, is_it, |place| hash_at(chunks, place.address)) {
             hashbrown::hash_table::Entry::Occupied(mut entry) => {
                 Some(std::mem::replace(&mut entry.get_mut().address, new))
@@ -452,10 +464,8 @@ impl StateTable {
     }
 }
 
-fn is(chunks: &[Option<Chunk>], address: Address, hash: u64, key: &[u8]) -> bool {
-    chunks[address.chunk as usize]
-        .as_ref()
-        .is_some_and(|chunk| chunk.hashes[address.row as usize] == hash && chunk.key(address.row as usize) == key)
+fn is(chunks: &[Option<Chunk>], address: Address, key: &[u8]) -> bool {
+    chunks[address.chunk as usize].as_ref().is_some_and(|chunk| chunk.key(address.row as usize) == key)
 }
 
 fn hash_at(chunks: &[Option<Chunk>], address: Address) -> u64 {
