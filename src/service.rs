@@ -156,7 +156,8 @@ impl Reached {
     async fn new(settings: &Settings, plan: &Plan) -> Result<Self, ServiceError> {
         let source = KafkaSource::connect(&settings.kafka, &plan.sources).await?;
         let store = crate::stores::open(settings, &settings.pipeline.name).await?;
-        let begun = !store.known_partitions().await?.is_empty();
+        // What is no partition is a note on the topic.
+        let begun = store.known_partitions().await?.iter().any(|(_, key)| key.partition >= 0);
         // A slip in a topic's name must not tie the pipeline's name to it. One that goes on is not held up by Kafka.
         if !begun && let Ok(Err(error)) = tokio::time::timeout(TOPICS, source.partitions()).await {
             return Err(ServiceError::Topics(error));

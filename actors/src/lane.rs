@@ -51,19 +51,23 @@ pub struct Counted {
     pub total: u64,
 }
 
-/// Which lane counts what was lost in a range of which no record can be read any more, and how much that is. Shards that stand
-/// above the beginning of the range have counted some of it, so it is what is missing from all counts together. `None` stands
-/// for a lane that is switched off: then nobody knows, and all that was not read counts as lost.
+/// Which lane counts what was lost, and how much that is, given a range of which no record can be read any more or one behind it.
+/// Shards that stand above the beginning of what was lost may have counted some of it. So it is what is missing from all counts
+/// together, this range's included, once all shards stand together at its end; until then nobody knows. `None` among the lanes
+/// stands for one that is switched off: then they do not come together, and all that was not read counts as lost.
 pub fn lost(range: Range, lanes: &[Option<Counted>]) -> Option<(usize, u64)> {
     let known = || lanes.iter().enumerate().filter_map(|(number, lane)| Some((number, (*lane)?)));
     let (lowest, lane) = known().min_by_key(|(_, lane)| lane.next)?;
-    let most =
-        u64::try_from(range.until.0.saturating_sub(range.from.max(lane.next).0)).ok().filter(|most| *most > 0)?;
+    let distance = |from: Offset| u64::try_from(range.until.0.saturating_sub(from.0)).unwrap_or(0);
+    if lanes.contains(&None) {
+        return Some((lowest, distance(range.from.max(lane.next))));
+    }
+    if known().any(|(_, lane)| lane.next > range.until) {
+        return None;
+    }
     let from = known().map(|(_, lane)| lane.from).min()?;
     let counted = known().map(|(_, lane)| lane.total).fold(0, u64::saturating_add);
-    let passed = u64::try_from(range.until.0.saturating_sub(from.0)).unwrap_or(0);
-    let missing = if lanes.contains(&None) { most } else { passed.saturating_sub(counted).clamp(1, most) };
-    Some((lowest, missing))
+    Some((lowest, distance(from).saturating_sub(counted)))
 }
 
 #[cfg(test)]
@@ -108,13 +112,15 @@ mod tests {
         let lane = |next, total| Some(Counted { next: Offset(next), from: Offset(5), total });
         // They stand together: all of it.
         assert_eq!(lost(range(10, 50), &[lane(10, 3), lane(10, 2)]), Some((0, 40)));
-        // The first has counted 18 of the 40 before it was lost.
+        // The first has counted 18 of the 40 before it was lost, or all of them.
         assert_eq!(lost(range(10, 50), &[lane(50, 21), lane(10, 2)]), Some((1, 22)));
-        // All of them were its own: that something is lost is not known, but that nobody can tell is said.
-        assert_eq!(lost(range(10, 50), &[lane(50, 43), lane(10, 2)]), Some((1, 1)));
-        assert_eq!(lost(range(10, 50), &[lane(50, 21), None, lane(10, 2)]), Some((2, 40)));
-        assert_eq!(lost(range(10, 50), &[lane(60, 30), lane(50, 2)]), None);
-        assert_eq!(lost(range(10, 10), &[lane(10, 5)]), None);
+        assert_eq!(lost(range(10, 50), &[lane(50, 43), lane(10, 2)]), Some((1, 0)));
+        // It stands above what was lost, and the second still has to read that far: it counts 4 of the last 10.
+        assert_eq!(lost(range(10, 50), &[lane(60, 29), lane(10, 2)]), None);
+        assert_eq!(lost(range(50, 60), &[lane(60, 29), lane(50, 2 + 4)]), Some((1, 20)));
+        // One is off: the others take all of it, and when it is back nothing is missing.
+        assert_eq!(lost(range(10, 50), &[lane(10, 3), None]), Some((0, 40)));
+        assert_eq!(lost(range(10, 50), &[lane(50, 43), lane(10, 2)]), Some((1, 0)));
         assert_eq!(lost(range(10, 50), &[None]), None);
     }
 

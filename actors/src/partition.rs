@@ -130,9 +130,10 @@ struct Lane {
 }
 
 impl Lane {
-    fn counted(&self) -> lane::Counted {
+    /// What the shard has counted, these included.
+    fn counted(&self, rows: &LaneRows) -> lane::Counted {
         let (from, total) = self.counted;
-        lane::Counted { next: self.next, from, total }
+        lane::Counted { next: self.next, from, total: total + rows.counts.total() }
     }
 }
 
@@ -238,7 +239,8 @@ impl PartitionLife {
         let registering = self.register().instrument(part_of!(restart, "register"));
         let (mut lanes, mut position, mut watermark) = registering.await;
         let begun_at = position;
-        let mut suspicion = self.suspicion(begun_at).await?;
+        let passed = lanes.iter().flatten().map(|lane| lane.next).max().unwrap_or(begun_at);
+        let mut suspicion = self.suspicion(begun_at, passed).await?;
         let mut reader = env.pipeline.source.open(&self.partition, position).await?;
         let mut stage = env.pipeline.query.source_stage(&self.partition);
         // What was read and is not looked at yet.
@@ -251,6 +253,8 @@ impl PartitionLife {
         let mut quiet: Option<Instant> = None;
         // Whether the shards were told that nothing follows for now, and not been asked since.
         let mut unasked = false;
+        // Something was lost, and how much is not known yet.
+        let mut unsettled = false;
         let mut reading = Instant::now();
         self.shows(|status| {
             status.actor.life = Life::Running;
@@ -345,10 +349,13 @@ impl PartitionLife {
                 Err(Unprocessed::Ended(cause)) => return Err(cause),
             };
             let mut output = output;
-            if batch.lost {
-                let counted = lanes.iter().map(|lane| lane.as_ref().map(Lane::counted)).collect::<Vec<_>>();
+            unsettled |= batch.lost;
+            if unsettled {
+                let counted = |(lane, rows): (&Option<Lane>, &LaneRows)| Some(lane.as_ref()?.counted(rows));
+                let counted: Vec<_> = lanes.iter().zip(&output.lanes).map(counted).collect();
                 if let Some((lane, offsets)) = lane::lost(batch.range, &counted) {
                     output.lanes[lane].counts.lost += offsets;
+                    unsettled = false;
                 }
             }
             let idle = output.idle && batch.range.is_empty();
@@ -560,12 +567,12 @@ impl PartitionLife {
         self.env.board.committed(&self.partition.key, self.start, numbers)
     }
 
-    async fn suspicion(&self, position: Offset) -> Result<Suspicion, Cause> {
+    async fn suspicion(&self, position: Offset, passed: Offset) -> Result<Suspicion, Cause> {
         let (env, key) = (&self.env, self.partition.key);
         let store = &env.pipeline.store;
         let (hung, lived) = (self.hung.load(Ordering::SeqCst), env.trial.is_of(&key));
         let before = env.patiently("reading a crash note", || store.crash_note(&key)).await?;
-        let note = suspicion::note(before, position, env.generation, lived, hung);
+        let note = suspicion::note(before, position, passed, env.generation, lived, hung);
         env.patiently("writing a crash note", || store.write_crash_note(&key, Some(&note))).await?;
         self.hung.store(false, Ordering::SeqCst);
         // Not before: whoever has the turn next takes the note back.

@@ -33,6 +33,9 @@ fn expiry(needed: Offset, first: Offset, now: Offset, elapsed: Duration) -> Opti
     }
 }
 
+/// Nobody tells the beginning of a log while no broker leads its partition.
+const TOLD_WITHIN: Duration = Duration::from_secs(2);
+
 /// Looks at the logs of everything that is halted, shows how long their records last, and warns in time.
 pub(crate) async fn watch(source: &dyn Source, board: &Board, partitions: &[SourcePartition], seen: &mut Beginnings) {
     let snapshot = board.snapshot();
@@ -43,7 +46,8 @@ pub(crate) async fn watch(source: &dyn Source, board: &Board, partitions: &[Sour
             continue;
         };
         // The beginning of the log is where a partition starts that is found later.
-        let Ok(begin) = source.start_offset(partition, true).await else { continue };
+        let told = tokio::time::timeout(TOLD_WITHIN, source.start_offset(partition, true)).await;
+        let Ok(Ok(begin)) = told else { continue };
         let (since, first) = *seen.entry(partition.key).or_insert((Instant::now(), begin));
         let left = expiry(needed, first, begin, since.elapsed());
         board.partition(partition.key, |status| status.expires = left.map(|left| left.as_secs()));

@@ -88,11 +88,12 @@ impl Trial {
     }
 }
 
-/// The note with which a life begins at a position. `lived`: this process wrote what the note says is being tried. `hung`: the
+/// The note with which a life begins at a position. What lies below `passed` was processed once, and so harms nobody. `lived`: this process wrote what the note says is being tried. `hung`: the
 /// life before did not come back from a batch.
 pub(crate) fn note(
     before: Option<CrashNote>,
     position: Offset,
+    passed: Offset,
     generation: Generation,
     lived: bool,
     hung: bool,
@@ -101,10 +102,10 @@ pub(crate) fn note(
     let anew = CrashNote::new(position, generation, hangs);
     let Some(before) = before.filter(|note| note.position <= position) else { return anew };
     let died = hung || before.generation != generation && !lived;
-    // What lies below the position is committed, and innocent.
+    // What some shard has is innocent, also where others still lack it. To set it aside now would count it twice.
     let left = |suspects: Suspects| {
         let Range { from, until } = suspects.range;
-        (until > position).then(|| Suspects { range: Range::new(from.max(position), until), ..suspects })
+        (until > passed).then(|| Suspects { range: Range::new(from.max(passed), until), ..suspects })
     };
     let mut suspect = before.trying.filter(|_| died).and_then(left).or(before.suspect.and_then(left));
     let mut found = before.found;
@@ -263,8 +264,12 @@ mod tests {
         let last = suspicion(note(8, Some((1200, 1203))));
         assert_eq!(last.limit(Offset(1200)), Some((1, Some(Offset(1203)))));
         let trying = CrashNote { trying: suspects(1201, 1202), ..note(8, Some((1200, 1203))) };
-        let found = suspicion(super::note(Some(trying), Offset(100), Generation(2), false, false));
+        let found = suspicion(super::note(Some(trying), Offset(100), Offset(100), Generation(2), false, false));
         assert_eq!((found.narrow, found.poison()), (true, [Offset(1201)].as_slice()));
+        // Some shard has it, and so has counted it.
+        let trying = CrashNote { trying: suspects(1201, 1202), ..note(8, Some((1200, 1203))) };
+        let passed = super::note(Some(trying), Offset(100), Offset(1202), Generation(2), false, false);
+        assert_eq!((passed.suspect.map(|left| left.range), passed.found.len()), (Some(range(1202, 1203)), 0));
     }
 
     /// After a compaction a few records may span a million offsets.
@@ -287,16 +292,16 @@ mod tests {
 
     #[test]
     fn after_one_record_is_found_the_others_are_looked_for() {
-        let next = |before: CrashNote| super::note(Some(before), Offset(100), Generation(2), false, false);
+        let next = |before: CrashNote| super::note(Some(before), Offset(100), Offset(100), Generation(2), false, false);
         let found = next(CrashNote { trying: suspects(200, 201), ..note(8, Some((200, 203))) });
         assert_eq!((found.found.as_slice(), found.suspect, found.deaths), ([Offset(200)].as_slice(), None, 9));
         assert!(suspicion(found.clone()).narrow);
         let generation = Generation(1);
         let both = next(CrashNote { trying: suspects(202, 203), generation, ..found });
         assert_eq!(both.found, [Offset(200), Offset(202)]);
-        let committed = super::note(Some(both.clone()), Offset(202), Generation(2), false, false);
+        let committed = super::note(Some(both.clone()), Offset(202), Offset(202), Generation(2), false, false);
         assert_eq!(committed.found, [Offset(202)], "its dead letter is committed");
-        let anew = super::note(Some(both), Offset(203), Generation(2), false, false);
+        let anew = super::note(Some(both), Offset(203), Offset(203), Generation(2), false, false);
         assert_eq!((anew.position, anew.deaths, anew.found.len()), (Offset(203), 0, 0));
     }
 
@@ -330,7 +335,7 @@ mod tests {
         let (position, next) = (Offset(100), Generation(2));
         let trying = CrashNote { trying: suspects(1200, 1202), ..note(8, Some((1200, 1216))) };
         let begin = |generation, lived| {
-            let begun = super::note(Some(trying.clone()), position, generation, lived, false);
+            let begun = super::note(Some(trying.clone()), position, position, generation, lived, false);
             assert_eq!((begun.position, begun.generation, begun.trying), (position, generation, None));
             (begun.deaths, begun.suspect)
         };
@@ -338,27 +343,28 @@ mod tests {
         assert_eq!(begin(Generation(1), false), (8, suspects(1200, 1216)), "a shard crashed, and the process lives");
         assert_eq!(begin(next, true), (8, suspects(1200, 1216)), "the supervisor crashed, and the process lives");
         let withdrawn = CrashNote { trying: None, ..trying };
-        let begun = super::note(Some(withdrawn), position, next, false, false);
+        let begun = super::note(Some(withdrawn), position, position, next, false, false);
         assert_eq!((begun.deaths, begun.suspect), (9, suspects(1200, 1216)), "it ended in good order");
     }
 
     #[test]
     fn a_batch_that_does_not_come_back_counts_as_two_deaths() {
-        let mut begun = super::note(None, Offset(100), Generation(1), false, true);
+        let mut begun = super::note(None, Offset(100), Offset(100), Generation(1), false, true);
         assert_eq!(begun.deaths, 2);
         for deaths in [4, 6] {
-            begun = super::note(Some(begun), Offset(100), Generation(1), false, true);
+            begun = super::note(Some(begun), Offset(100), Offset(100), Generation(1), false, true);
             assert_eq!((begun.deaths, begun.suspect), (deaths, None));
         }
         let trying = suspects(200, 1224);
-        let begun = super::note(Some(CrashNote { trying, ..begun }), Offset(150), Generation(1), true, true);
+        let begun =
+            super::note(Some(CrashNote { trying, ..begun }), Offset(150), Offset(150), Generation(1), true, true);
         assert_eq!((begun.deaths, begun.suspect, begun.trying), (8, trying, None));
     }
 
     #[test]
     fn what_was_narrowed_holds_for_as_long_as_the_suspects_are_ahead() {
         let begin = |note, position| {
-            let begun = super::note(Some(note), Offset(position), Generation(2), false, false);
+            let begun = super::note(Some(note), Offset(position), Offset(position), Generation(2), false, false);
             (begun.position.0, begun.deaths, begun.suspect)
         };
         let tried = CrashNote { trying: suspects(4096, 5120), ..note(6, None) };

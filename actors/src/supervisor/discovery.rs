@@ -21,8 +21,10 @@ use crate::retention::{self, Beginnings};
 /// was found later. (What was stored by a version that wrote 0, when all had their start, says the same of all others.)
 const FIRST_DISCOVERY: i32 = -1;
 /// Start positions that are decided at the same time.
-const DECIDING: usize = 16;
-/// How long the others wait until it is told where a new partition could start. Nobody tells it while nobody leads it.
+const DECIDING: usize = 256;
+/// How long the others wait until it is told where a partition could start that was found later. Nobody tells it while nobody
+/// leads it. Those that were found first are waited for, since what came before them would be late, and `latest` means the first
+/// start.
 const TOLD_WITHIN: Duration = Duration::from_secs(10);
 /// The pause before it is asked again.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
@@ -64,7 +66,7 @@ pub(super) async fn discover(shared: Arc<Shared>, supervisor: Mailbox<Supervisor
 }
 
 /// Decides once where each partition starts, and stores it before its first record is read. Partitions that a topic did not
-/// have at its first discovery start at their beginning. One of which nobody tells where it could start is left out.
+/// have at its first discovery start at their beginning. One of these of which nobody tells where it could start is left out.
 async fn decide_starts(
     shared: &Shared,
     partitions: Vec<SourcePartition>,
@@ -72,12 +74,11 @@ async fn decide_starts(
     let (store, board) = (&shared.pipeline.store, &shared.board);
     let known = patiently(board, "reading start offsets", || store.known_partitions()).await.map_err(failed)?;
     let known_topic = |partition: &SourcePartition| {
-        let mut ids = known.iter().filter(|(topic, _)| **topic == *partition.topic).map(|(_, key)| key.topic_id);
-        ids.find(|id| *id != partition.key.topic_id)
+        let of_topic = known.iter().filter(|(topic, key)| **topic == *partition.topic && key.partition >= 0);
+        of_topic.map(|(_, key)| key.topic_id).find(|id| *id != partition.key.topic_id)
     };
-    let known_keys: HashSet<PartitionKey> = known.iter().map(|(_, key)| *key).collect();
-    let new = partitions.iter().filter(|partition| !known_keys.contains(&partition.key));
-    let at_first = first_discoveries(shared, new.filter(|partition| known_topic(partition).is_none())).await?;
+    let of_known = partitions.iter().filter(|partition| known_topic(partition).is_none());
+    let at_first = first_discoveries(shared, of_known, known.iter().map(|(_, key)| *key).collect()).await?;
     let decided = stream::iter(partitions.iter())
         .map(|partition| {
             let at_first = &at_first;
@@ -100,7 +101,8 @@ async fn decide_starts(
                 let first = at_first.get(&partition.key.topic_id).copied().unwrap_or_default();
                 let later = i64::from(partition.key.partition) >= first && !flaw!(FoundLaterAsFirst);
                 let start = shared.pipeline.source.start_offset(partition, later);
-                let Ok(start) = tokio::time::timeout(TOLD_WITHIN, start).await else {
+                let patience = if later { TOLD_WITHIN } else { Duration::MAX };
+                let Ok(start) = tokio::time::timeout(patience, start).await else {
                     tracing::warn!(%partition, "not read yet: nobody tells where it could start, as while no broker leads it");
                     return Ok(None);
                 };
@@ -119,22 +121,28 @@ async fn decide_starts(
     decided.into_iter().filter_map(Result::transpose).collect()
 }
 
-/// How many partitions the topics of these had when they were first discovered, which is now if it is not stored.
+/// How many partitions the topics of these had when they were first discovered, which is now if it is not stored. Of a topic of
+/// which only starts are stored, by a version that wrote them first, those are the first.
 async fn first_discoveries<'a>(
     shared: &Shared,
     partitions: impl Iterator<Item = &'a SourcePartition>,
+    known: HashSet<PartitionKey>,
 ) -> Result<BTreeMap<Uuid, i64>, String> {
-    let mut highest = BTreeMap::<Uuid, &SourcePartition>::new();
+    let mut topics = BTreeMap::<Uuid, Vec<&SourcePartition>>::new();
     for partition in partitions {
-        let highest = highest.entry(partition.key.topic_id).or_insert(partition);
-        if highest.key.partition < partition.key.partition {
-            *highest = partition;
-        }
+        topics.entry(partition.key.topic_id).or_default().push(partition);
     }
     let mut at_first = BTreeMap::new();
-    for (topic_id, highest) in highest {
+    for (topic_id, listed) in topics {
         let key = PartitionKey { topic_id, partition: FIRST_DISCOVERY };
-        let (marker, now) = (SourcePartition { key, ..highest.clone() }, Offset(i64::from(highest.key.partition) + 1));
+        if known.contains(&key) && listed.iter().all(|partition| known.contains(&partition.key)) {
+            continue;
+        }
+        let stored = known.iter().filter(|known| known.topic_id == topic_id).map(|known| known.partition).max();
+        let highest =
+            stored.filter(|highest| *highest >= 0).or(listed.iter().map(|partition| partition.key.partition).max());
+        let (Some(any), Some(highest)) = (listed.first(), highest) else { continue };
+        let (marker, now) = (SourcePartition { key, ..(*any).clone() }, Offset(i64::from(highest) + 1));
         let define = || shared.pipeline.store.define_start(&marker, now);
         let stored = patiently(&shared.board, "storing how many partitions there are", define).await.map_err(failed)?;
         at_first.insert(topic_id, stored.0);

@@ -124,21 +124,38 @@ fn a_partition_that_gets_nothing_for_long_goes_on_by_itself() {
     });
 }
 
-/// Nobody leads it, so nobody can say where its log ends.
+/// Nobody leads it, so nobody can say where its log begins.
 #[test]
 fn a_new_partition_whose_start_nobody_tells_holds_no_other_up() {
-    on_one_thread(Plan { latest: true, ..Plan::quiet(17) }, async |world| {
+    on_one_thread(Plan::quiet(17), async |world| {
+        let Living { handle, running, .. } = world.start();
+        until("the first are found", || handle.board().snapshot().partitions.len() == 3).await;
+        let untold = world.kafka.grow();
+        world.kafka.untold.lock().unwrap().insert(untold);
+        let other = world.kafka.grow();
+        until("the other is found", || handle.board().snapshot().partitions.len() == 4).await;
+        (0..50).for_each(|time| world.kafka.produce(other, time % 7, 1, time));
+        let counted = || world.table.rows.lock().unwrap().values().map(|row| row.1).sum::<i64>();
+        until("it is read", || counted() == 50).await;
+        world.kafka.untold.lock().unwrap().clear();
+        (0..50).for_each(|time| world.kafka.produce(untold, time % 7, 1, time));
+        until("everything is counted", || world.differences(None).is_empty()).await;
+        handle.stop();
+        assert_eq!(running.await.unwrap(), Outcome::Stopped);
+    });
+}
+
+/// With all that is at first, reading begins: what is read before it could close its windows.
+#[test]
+fn partitions_that_are_there_at_first_are_waited_for() {
+    on_one_thread(Plan { latest: true, ..Plan::quiet(18) }, async |world| {
         world.kafka.untold.lock().unwrap().insert(1);
         let Living { handle, running, .. } = world.start();
-        until("the others are found", || handle.board().snapshot().partitions.len() == 2).await;
-        for partition in [0, 2] {
-            (0..50).for_each(|time| world.kafka.produce(partition, time % 7, 1, time));
-        }
-        let counted = || world.table.rows.lock().unwrap().values().map(|row| row.1).sum::<i64>();
-        until("they are read", || counted() == 100).await;
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(handle.board().snapshot().partitions.is_empty());
         world.kafka.untold.lock().unwrap().clear();
-        until("it is found", || handle.board().snapshot().partitions.len() == 3).await;
-        (0..50).for_each(|time| world.kafka.produce(1, time % 7, 1, time));
+        until("all are found", || handle.board().snapshot().partitions.len() == 3).await;
+        world.produce(100);
         until("everything is counted", || world.differences(None).is_empty()).await;
         handle.stop();
         assert_eq!(running.await.unwrap(), Outcome::Stopped);
