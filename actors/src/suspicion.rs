@@ -107,14 +107,15 @@ pub(crate) fn note(
         let Range { from, until } = suspects.range;
         (until > passed).then(|| Suspects { range: Range::new(from.max(passed), until), ..suspects })
     };
-    let mut suspect = before.trying.filter(|_| died).and_then(left).or(before.suspect.and_then(left));
+    let tried = before.trying.filter(|_| died).and_then(left);
+    let mut suspect = tried.or(before.suspect.and_then(left));
     let mut found = before.found;
     found.retain(|offset| *offset >= position);
     if suspect.is_none() && found.is_empty() && before.position != position {
         return anew;
     }
     // It may not be the only one: what else kills is looked for while it is set aside.
-    if let Some(alone) = suspect.take_if(|suspect| suspect.records() == 1) {
+    if let Some(alone) = suspect.take_if(|suspect| tried.is_some() && suspect.records() == 1) {
         found.push(Offset(alone.range.until.0 - 1));
     }
     let deaths = before.deaths.saturating_add(hangs.max(died.into()));
