@@ -148,8 +148,8 @@ pub struct Opened {
 struct Reached {
     source: Arc<KafkaSource>,
     store: Arc<dyn StateStore>,
-    /// It has a start stored, so there may be results.
-    begun: bool,
+    /// The number of shards, if it has a start stored, so that there may be results.
+    begun: Option<u32>,
 }
 
 impl Reached {
@@ -162,17 +162,18 @@ impl Reached {
         if !begun && let Ok(Err(error)) = tokio::time::timeout(TOPICS, source.partitions()).await {
             return Err(ServiceError::Topics(error));
         }
-        if begun {
-            // Before anything is asked of a sink.
-            define(settings, plan, store.as_ref()).await?;
-        }
+        // Compared before anything is asked of a sink.
+        let begun = if begun { Some(define(settings, plan, store.as_ref()).await?) } else { None };
         Ok(Self { source, store, begun })
     }
 
     /// Fixes what is fixed for the pipeline's life.
     async fn defined(self, settings: &Settings, plan: &Plan) -> Result<Prepared, ServiceError> {
-        let Self { source, store, .. } = self;
-        let shards = define(settings, plan, store.as_ref()).await?;
+        let Self { source, store, begun } = self;
+        let shards = match begun {
+            Some(shards) => shards,
+            None => define(settings, plan, store.as_ref()).await?,
+        };
         for shard in 0..shards {
             // What else may be wrong with a pointer is found when its shard is claimed, and stops that shard alone.
             match store.read_pointer(shard).await {
@@ -189,7 +190,7 @@ impl Reached {
 
     /// Opens the sinks. A table is made only before anything was read.
     async fn sinks(&self, settings: &Settings, plan: &Plan) -> Result<Arc<Sinks>, ServiceError> {
-        if !self.begun {
+        if self.begun.is_none() {
             return Ok(Sinks::open(settings, &plan.sinks()).await?);
         }
         Sinks::reopen(settings, &plan.sinks()).await.map_err(|error| match error {

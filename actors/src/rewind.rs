@@ -306,8 +306,8 @@ impl Stopped {
 
     /// The content of a shard that stands where the rewind says, or at the lowest position over all shards where that is
     /// lower. Shards that were moved before this one do not change it. Dead letters that may not be written yet stay, and so
-    /// does output that no dropped state has counted: they are delivered before anything that is counted later. Windows that are closed
-    /// stay closed with a state that stays, since it has no groups of them any more.
+    /// does output that no dropped state has counted: they are delivered before anything that is counted later. Windows that are
+    /// closed stay closed with a state that stays, since it has no groups of them any more.
     fn moved(&self, pointer: Option<&Pointer>, rewind: &Rewind, pointers: &[Option<Pointer>]) -> Content {
         let lowest = lowest(pointers, &self.starts);
         let mut content = self.marked(pointer, rewind, true);

@@ -88,8 +88,8 @@ impl Trial {
     }
 }
 
-/// The note with which a life begins at a position. What lies below `passed` was processed once, and so harms nobody. `lived`: this process wrote what the note says is being tried. `hung`: the
-/// life before did not come back from a batch.
+/// The note with which a life begins at a position. What lies below `passed` was processed once, and so harms nobody. `lived`:
+/// this process wrote what the note says is being tried. `hung`: the life before did not come back from a batch.
 pub(crate) fn note(
     before: Option<CrashNote>,
     position: Offset,

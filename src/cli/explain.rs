@@ -9,7 +9,7 @@ use crate::catalog::{SinkKind, StartingOffsets};
 use crate::service;
 use crate::settings::{Loaded, Settings, StoreKind};
 use crate::sinks;
-use crate::sql::{Insert, Plan};
+use crate::sql::{Insert, Plan, which_keep_state};
 use crate::stores;
 
 pub(super) fn explain(given: &Loaded, json: bool) -> Result<(), Failure> {
@@ -62,7 +62,7 @@ impl Part<'_> {
     }
 
     fn stateless(&self) -> bool {
-        self.contents("state") == ["none"]
+        which_keep_state(&self.0.description) == [false]
     }
 
     /// What decides on which shard a row is worked on.

@@ -323,11 +323,12 @@ enum Keys {
 
 impl Keys {
     fn new(schema: &SchemaRef) -> Result<Self, DataFusionError> {
-        let only = || schema.fields().first().filter(|_| schema.fields().len() == 1);
-        if schema.fields().is_empty() {
-            return Ok(Self::One { seen: false });
-        }
-        match only().and_then(|field| Texts::of(field.data_type())) {
+        let texts = match &schema.fields()[..] {
+            [] => return Ok(Self::One { seen: false }),
+            [only] => Texts::of(only.data_type()),
+            _ => None,
+        };
+        match texts {
             Some(texts) => Ok(Self::Texts(texts)),
             None => Ok(Self::Many(new_group_values(Arc::clone(schema), &GroupOrdering::None)?)),
         }
