@@ -7,6 +7,7 @@ use crate::catalog::KafkaTopic;
 use crate::settings::KafkaSettings;
 
 use super::raw::{self, Refused};
+use super::turns::AT_A_TIME;
 
 /// Why the Kafka source could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -86,7 +87,6 @@ const DEFAULTS: &[(&str, &str)] = &[
     ("client.id", "strandline"),
     ("isolation.level", "read_committed"),
     ("check.crcs", "true"),
-    ("fetch.max.bytes", "8388608"),
     ("fetch.wait.max.ms", "10"),
     ("fetch.queue.backoff.ms", "1"),
     ("fetch.error.backoff.ms", "200"),
@@ -182,6 +182,7 @@ impl Properties {
         map.entry("queued.max.messages.kbytes".into()).or_insert_with(|| budget.queued_kbytes.to_string());
         map.entry("queued.min.messages".into()).or_insert_with(|| budget.queued_messages.to_string());
         map.entry("fetch.message.max.bytes".into()).or_insert_with(|| budget.fetch_bytes.to_string());
+        map.entry("fetch.max.bytes".into()).or_insert_with(|| budget.answer_bytes.to_string());
         // The log tells when a topic gets another id; everything else at that level is left out again.
         map.insert("log_level".into(), "7".into());
         let debug = map.entry("debug".into()).or_default();
@@ -260,7 +261,11 @@ struct Budget {
     queued_kbytes: usize,
     queued_messages: usize,
     fetch_bytes: usize,
+    answer_bytes: usize,
 }
+
+/// What librdkafka keeps for a small record beside its payload, which counts nowhere.
+pub(super) const RECORD: usize = 800;
 
 /// What one partition may hold in librdkafka. Its limits count for each partition, and are only looked at before a fetch,
 /// so one fetch more comes on top: of compressed bytes, while what librdkafka keeps is the records, each with an overhead
@@ -268,18 +273,20 @@ struct Budget {
 fn fetch_budget(memory: usize, partitions: usize) -> Budget {
     const LEAST: usize = 32 << 10;
     const LARGEST_FETCH: usize = 1 << 20;
+    const LARGEST_ANSWER: usize = 8 << 20;
     const LARGEST_QUEUE: usize = 2_097_151;
-    // What librdkafka keeps for a small record beside its payload is several times the payload, and counts nowhere.
-    const RECORD: usize = 800;
     // What is fetched grows so much when it is unpacked, for records of some hundred bytes.
     const UNPACKED: usize = 16;
-    let share = memory / partitions.max(1);
+    let share = memory / partitions.clamp(1, AT_A_TIME);
     let fetch_bytes = (share / UNPACKED).clamp(LEAST, LARGEST_FETCH);
     let queued = share.saturating_sub(fetch_bytes).max(LEAST);
+    // While one takes its turn the others fetch for it.
+    let queued_messages = if partitions > AT_A_TIME { 1 } else { (share / RECORD).clamp(500, 100_000) };
     Budget {
         queued_kbytes: (queued / 1000).min(LARGEST_QUEUE),
-        queued_messages: (share / RECORD).clamp(500, 100_000),
+        queued_messages,
         fetch_bytes,
+        answer_bytes: (memory / UNPACKED).clamp(LARGEST_FETCH, LARGEST_ANSWER),
     }
 }
 
@@ -413,11 +420,14 @@ mod tests {
             let budget = fetch_budget(64 << 20, partitions);
             (budget.queued_kbytes * 1000 + budget.fetch_bytes) * partitions
         };
-        for partitions in [1, 2, 6, 12, 100, 500] {
+        for partitions in 1..=AT_A_TIME {
             assert!(total(partitions) <= 64 << 20, "{partitions}: {}", total(partitions));
             assert!(total(partitions) > 60 << 20, "{partitions}: {}", total(partitions));
         }
         assert_eq!(fetch_budget(64 << 20, 0), fetch_budget(64 << 20, 1));
-        assert_eq!(fetch_budget(1, 1_000), Budget { queued_kbytes: 32, queued_messages: 500, fetch_bytes: 32 << 10 });
+        let taking_turns = Budget { queued_messages: 1, ..fetch_budget(64 << 20, AT_A_TIME) };
+        assert_eq!(fetch_budget(64 << 20, 100), taking_turns);
+        let least = Budget { queued_kbytes: 32, queued_messages: 500, fetch_bytes: 32 << 10, answer_bytes: 1 << 20 };
+        assert_eq!(fetch_budget(1, 1), least);
     }
 }

@@ -23,6 +23,7 @@ use super::fetcher::{Fetcher, Lease};
 use super::life::Start;
 use super::raw::{Client, Code, Fault, TopicDescription};
 use super::topic_id;
+use super::turns::Turns;
 
 /// The time that one question may take before it is asked again.
 const ASK_TIMEOUT: Duration = Duration::from_secs(3);
@@ -146,7 +147,7 @@ impl Cluster {
                 None => {
                     let name = format!("kafka-ask-{}", groups.len());
                     let voice = Arc::new(Voice::new(properties.servers()));
-                    let asker = Arc::new(fetcher(&properties, &voice, settings.fetch_memory, 1, name)?);
+                    let asker = Arc::new(fetcher(&properties, &voice, settings, 1, name)?);
                     groups.push(Group { properties, voice, asker, fetchers: Mutex::default() });
                     groups.len() - 1
                 }
@@ -430,7 +431,7 @@ impl Cluster {
         // None yet, or its thread has died.
         let partitions = lock(&self.known).values().map(|known| known.partitions).sum::<usize>();
         let name = format!("kafka-fetch-{slot}");
-        let fetcher = fetcher(&group.properties, &group.voice, self.settings.fetch_memory, partitions, name)
+        let fetcher = fetcher(&group.properties, &group.voice, &self.settings, partitions, name)
             .map_err(|error| SourceError::Failed(error.to_string()))?;
         let fetcher = Arc::new(fetcher);
         let lease = fetcher.open(start);
@@ -454,15 +455,16 @@ fn describe(client: &Arc<Client>, topic: &str) -> Result<TopicDescription, Fault
 fn fetcher(
     properties: &Properties,
     voice: &Arc<Voice>,
-    memory: usize,
+    settings: &KafkaSettings,
     partitions: usize,
     name: String,
 ) -> Result<Fetcher, KafkaError> {
+    let (memory, turns) = (settings.fetch_memory, Turns::new(settings.fetch_memory, settings.clients, partitions));
     let events = Arc::new(Events::new(voice, properties.log_level()));
     let listener = Arc::clone(&events);
     let client = Client::new(&properties.for_client(memory, partitions), listener)
         .map_err(|refused| properties.explain(refused))?;
-    Ok(Fetcher::start(client, events, properties.committed(), name)?)
+    Ok(Fetcher::start(client, events, properties.committed(), turns, name)?)
 }
 
 /// The key of a partition in a topic of which the cluster told this.

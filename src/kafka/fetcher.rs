@@ -19,6 +19,7 @@ use tokio::sync::oneshot;
 use super::events::Events;
 use super::life::{Answer, Life, Start, Trouble};
 use super::raw::{Client, Fault, Queue, Topic};
+use super::turns::{Change, Turn, Turns};
 
 /// The longest sleep while somebody waits for records.
 const NAP: Duration = Duration::from_millis(5);
@@ -44,7 +45,13 @@ pub(super) struct Fetcher {
 
 impl Fetcher {
     /// Starts the thread. `committed` says whether the client leaves out records of open transactions.
-    pub(super) fn start(client: Client, events: Arc<Events>, committed: bool, name: String) -> io::Result<Self> {
+    pub(super) fn start(
+        client: Client,
+        events: Arc<Events>,
+        committed: bool,
+        turns: Option<Turns>,
+        name: String,
+    ) -> io::Result<Self> {
         let client = Arc::new(client);
         let (commands, inbox) = mpsc::channel();
         let (of_thread, events_of_thread) = (Arc::clone(&client), Arc::clone(&events));
@@ -53,6 +60,7 @@ impl Fetcher {
                 client: of_thread,
                 events: events_of_thread,
                 committed,
+                turns,
                 inbox,
                 lives: BTreeMap::new(),
                 active: HashMap::new(),
@@ -120,6 +128,8 @@ struct Worker {
     client: Arc<Client>,
     events: Arc<Events>,
     committed: bool,
+    /// Set where there are too many partitions to fetch them all at once.
+    turns: Option<Turns>,
     inbox: mpsc::Receiver<Command>,
     lives: BTreeMap<u64, Life>,
     /// The life that fetches each partition; superseded ones only wait to be closed.
@@ -148,6 +158,7 @@ impl Worker {
                 served |= life.serve(&self.client, &self.events);
                 wanted |= life.has_demand();
             }
+            self.take_turns();
             if !served {
                 thread::park_timeout(if wanted { NAP } else { REST });
             }
@@ -166,19 +177,20 @@ impl Worker {
                 None => drop(reply.send(Err(Trouble::Failed("the partition could not be opened".into())))),
             },
             Command::Close { life } => {
-                if let Some(ended) = self.lives.remove(&life) {
-                    let partition = (ended.start.topic, ended.start.partition);
-                    if self.active.get(&partition) == Some(&life) {
-                        self.stop(&partition);
-                    }
+                let partition = self.lives.get(&life).map(|life| (Arc::clone(&life.start.topic), life.start.partition));
+                if let Some(partition) = partition.filter(|partition| self.active.get(partition) == Some(&life)) {
+                    self.stop(&partition);
                 }
+                self.lives.remove(&life);
             }
         }
     }
 
+    /// Stops to fetch a partition, for whoever reads it.
     fn stop(&mut self, partition: &(Arc<str>, i32)) {
-        self.active.remove(partition);
-        if let Some(topic) = self.topics.get(&partition.0) {
+        let life = self.active.remove(partition).and_then(|life| self.lives.get(&life));
+        let fetched = life.is_none_or(|life| life.turn() != Turn::Waiting);
+        if let Some(topic) = self.topics.get(&partition.0).filter(|_| fetched) {
             topic.stop(partition.1);
         }
     }
@@ -204,6 +216,29 @@ impl Worker {
         }
         self.lives.insert(life, opened);
         Ok(())
+    }
+
+    /// A partition whose turn begins starts at its own position, so nothing depends on what librdkafka remembers of it.
+    fn take_turns(&mut self) {
+        let Some(turns) = &mut self.turns else { return };
+        let share = turns.share();
+        let all: Vec<_> = self.lives.iter().filter_map(|(id, life)| life.standing(*id, share)).collect();
+        let Change { ends, begins } = turns.change(&all);
+        for id in ends {
+            let Some(life) = self.lives.get_mut(&id) else { continue };
+            life.set_turn(Turn::Waiting);
+            if let Some(topic) = self.topics.get(&life.start.topic) {
+                topic.stop(life.start.partition);
+            }
+        }
+        for id in begins {
+            let Some(life) = self.lives.get_mut(&id) else { continue };
+            life.set_turn(Turn::Begun);
+            let partition = life.start.partition;
+            if let Err(fault) = self.topics[&life.start.topic].start(partition, life.position(), life.queue()) {
+                life.fail(Trouble::Failed(format!("{}-{partition}: {fault}", life.start.topic)));
+            }
+        }
     }
 
     /// Asks the brokers now and then whether partitions that seem to be read up really are, so that one that has

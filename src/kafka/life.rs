@@ -16,11 +16,13 @@ use strandline_actors::position::{Offset, Range};
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
+use super::client::RECORD;
 use super::columns::{self, Columns, LARGEST_BATCH, Parts, Record};
 use super::events::Events;
 use super::fetcher::ASK_ENDS_EVERY;
 use super::producers;
 use super::raw::{Client, Code, Message, Messages, Queue};
+use super::turns::{Standing, Turn};
 
 /// A demand that nothing came for is answered with an empty batch after this time.
 pub(super) const PROBE_AFTER: Duration = Duration::from_millis(100);
@@ -80,10 +82,14 @@ pub(super) struct Life {
     at_end: bool,
     /// The end that the brokers told when asked, if it is above the position.
     told_end: Option<i64>,
+    /// The end as librdkafka knew it when something was last taken.
+    known_end: Option<i64>,
     /// When the brokers last said what the end is.
     confirmed: Option<Instant>,
     trouble: Option<Trouble>,
     demand: Option<Demand>,
+    /// Whether librdkafka fetches it now.
+    turn: Turn,
     /// The usual size of a record, to judge how many to take.
     mean: usize,
     /// Where the first records of the batch that is being gathered were produced.
@@ -101,9 +107,11 @@ impl Life {
             messages: Messages::new(client),
             at_end: false,
             told_end: None,
+            known_end: None,
             confirmed: None,
             trouble: None,
             demand: None,
+            turn: Turn::Begun,
             mean: 256,
             producers: Producers::default(),
         }
@@ -130,6 +138,33 @@ impl Life {
     /// Whether somebody waits for records and the last fetch said that there are none.
     pub(super) fn waits_at_end(&self) -> bool {
         self.demand.is_some() && self.at_end && self.trouble.is_none()
+    }
+
+    /// Where it is to be fetched from when its turn begins.
+    pub(super) fn position(&self) -> i64 {
+        self.position
+    }
+
+    pub(super) fn turn(&self) -> Turn {
+        self.turn
+    }
+
+    pub(super) fn set_turn(&mut self, turn: Turn) {
+        self.turn = turn;
+    }
+
+    /// How it stands among others, of which each may bring a share. `None`: it has ended.
+    pub(super) fn standing(&self, life: u64, share: usize) -> Option<Standing> {
+        let record = self.mean + RECORD;
+        let behind = |end: i64| usize::try_from(end - self.position).unwrap_or(0).saturating_mul(record);
+        let expects = match self.known_end {
+            _ if self.at_end => 0,
+            Some(end) => behind(end).min(share),
+            None => share,
+        };
+        let holds = (self.messages.len() + self.queue.len()) * record;
+        let asked = self.demand.is_some();
+        self.trouble.is_none().then_some(Standing { life, turn: self.turn, asked, holds, expects })
     }
 
     /// Takes note of the end that the brokers told.
@@ -204,8 +239,9 @@ impl Life {
         Some(Ok(self.batch(from, records, bytes, client)))
     }
 
-    fn batch(&self, from: i64, records: RecordBatch, bytes: usize, client: &Client) -> SourceBatch {
+    fn batch(&mut self, from: i64, records: RecordBatch, bytes: usize, client: &Client) -> SourceBatch {
         let cached = client.cached_end(&self.c_topic, self.start.partition);
+        self.known_end = cached;
         let end = match self.told_end {
             Some(end) => Some(end),
             None if self.at_end => self.confirmed.filter(|at| at.elapsed() < CONFIRMED_FOR).map(|_| self.position),
@@ -238,6 +274,9 @@ impl Life {
                     return heard;
                 }
                 heard = true;
+                if self.turn == Turn::Begun {
+                    self.turn = Turn::Served;
+                }
             }
             if !self.pour(columns, limit) {
                 return heard;

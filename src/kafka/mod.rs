@@ -28,6 +28,7 @@ mod reader;
 mod sender;
 mod source;
 mod topic_id;
+mod turns;
 
 pub use client::KafkaError;
 pub use cluster::Reach;

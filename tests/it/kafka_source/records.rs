@@ -1,5 +1,6 @@
 //! Every record once and in order, whatever the codec, the limits, the neighbours and the interruptions.
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -8,12 +9,14 @@ use arrow::datatypes::TimestampMillisecondType;
 use rdkafka::message::{Header, OwnedHeaders};
 use rdkafka::producer::Producer;
 use strandline::catalog::KafkaTopic;
+use strandline::kafka::KafkaSource;
+use strandline::settings::KafkaSettings;
 use strandline_actors::ports::{BatchLimit, Source, SourceBatch, raw};
 use strandline_actors::position::Offset;
 use tokio::time::timeout;
 
-use super::{LARGE, PATIENCE, Reading, failed, numbered, open_topic, table, values};
-use crate::test_topic::{Sent, TestTopic, producer, send};
+use super::{LARGE, PATIENCE, Reading, failed, numbered, open_topic, settings, table, values};
+use crate::test_topic::{Sent, TestTopic, producer, send, servers};
 
 #[tokio::test(flavor = "multi_thread")]
 async fn every_record_of_every_partition_comes_once_and_in_order_under_every_codec() {
@@ -146,6 +149,86 @@ async fn opening_and_closing_one_partition_leaves_the_others_alone() {
     }
     for neighbour in neighbours {
         neighbour.await.unwrap();
+    }
+}
+
+/// Where there are more partitions than the memory is for, those that are behind are fetched in turn.
+#[tokio::test(flavor = "multi_thread")]
+async fn many_partitions_take_turns_and_lose_nothing() {
+    const PARTITIONS: i32 = 60;
+    const EACH: i64 = 50;
+    let topic = TestTopic::create("turns", PARTITIONS, &[]).await;
+    // So many records of a transaction in each partition, and a marker; every fourth transaction is aborted.
+    let send_transactions = |numbers: Range<i64>| {
+        let name = topic.name.clone();
+        tokio::task::spawn_blocking(move || {
+            let settings = [("transactional.id", name.as_str()), ("compression.type", "lz4"), ("linger.ms", "100")];
+            let producer = producer(&settings);
+            producer.init_transactions(PATIENCE).unwrap();
+            for number in numbers {
+                producer.begin_transaction().unwrap();
+                for partition in 0..PARTITIONS {
+                    for i in 0..EACH {
+                        let value = format!("p{partition}-{}", number * (EACH + 1) + i);
+                        send(
+                            &producer,
+                            &name,
+                            partition,
+                            Sent { key: None, value: Some(value.as_bytes()), headers: None },
+                        );
+                    }
+                }
+                producer.flush(PATIENCE).unwrap();
+                match number % 4 {
+                    3 => producer.abort_transaction(PATIENCE).unwrap(),
+                    _ => producer.commit_transaction(PATIENCE).unwrap(),
+                }
+            }
+        })
+    };
+    let expected = |partition: i32, offsets: Range<i64>| -> Vec<(i64, String)> {
+        let of_record = |offset: &i64| offset % (EACH + 1) < EACH && offset / (EACH + 1) % 4 != 3;
+        offsets.filter(of_record).map(|offset| (offset, format!("p{partition}-{offset}"))).collect()
+    };
+    const FIRST: i64 = 40;
+    send_transactions(0..FIRST).await.unwrap();
+    let settings = KafkaSettings { fetch_memory: 1 << 20, ..settings(&servers()) };
+    let source = KafkaSource::connect(&settings, &[table(&topic.name)]).await.unwrap();
+    let partitions = timeout(PATIENCE, source.partitions()).await.unwrap().unwrap();
+    let readings = partitions.into_iter().map(|partition| {
+        let source = Arc::clone(&source);
+        tokio::spawn(async move {
+            let number = partition.key.partition;
+            let mut reading = Reading::open(&source, &partition, 0).await;
+            let (end, later) = (FIRST * (EACH + 1), (FIRST + 1) * (EACH + 1));
+            let mut from = 0;
+            for step in 0.. {
+                if reading.position >= end {
+                    break;
+                }
+                let rows = [1, 7, 400, 3_000][(step + number as usize) % 4];
+                reading.next(BatchLimit { rows, bytes: 1 << 20 }).await.unwrap();
+                match (step * 31 + number as usize) % 17 {
+                    // Slower than the others.
+                    0 => tokio::time::sleep(Duration::from_millis(20)).await,
+                    // Opened again, a little before where it was.
+                    1 => {
+                        assert_eq!(reading.records, expected(number, from..reading.position));
+                        from = (reading.position - 20).max(0);
+                        reading = Reading::open(&source, &partition, from).await;
+                    }
+                    _ => {}
+                }
+            }
+            // What is sent meanwhile comes as well.
+            reading.until(later, LARGE).await;
+            assert_eq!(reading.records, expected(number, from..later));
+        })
+    });
+    let readings: Vec<_> = readings.collect();
+    send_transactions(FIRST..FIRST + 1).await.unwrap();
+    for reading in readings {
+        reading.await.unwrap();
     }
 }
 
