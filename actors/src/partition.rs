@@ -285,7 +285,7 @@ impl PartitionLife {
             if batch.range.is_empty() {
                 self.answered(unanswered, &mut lanes).await?;
                 // Where the end is not known no broker answers: then it is no fault of ours that nothing comes.
-                if batch.end.is_none_or(|end| end <= position) {
+                if batch.waits || batch.end.is_none_or(|end| end <= position) {
                     self.shows(|status| status.progress = Instant::now());
                 }
                 let at_end = batch.end.filter(|end| *end <= position && !batch.open_transaction);
@@ -697,6 +697,7 @@ mod tests {
             bytes: 30,
             end: None,
             open_transaction: false,
+            waits: false,
             lost: false,
             producers: Default::default(),
         };

@@ -39,6 +39,8 @@ pub struct SourceBatch {
     pub end: Option<Offset>,
     /// Records lie beyond that end which nobody may read yet, since a transaction is open.
     pub open_transaction: bool,
+    /// The source reads other partitions first: that nothing comes is no fault.
+    pub waits: bool,
     /// The records of the whole range were deleted before they were read, and the policy says to go on without them.
     pub lost: bool,
     /// The spans in which some of its records were produced, as their headers tell.

@@ -182,7 +182,9 @@ impl Properties {
         map.entry("queued.max.messages.kbytes".into()).or_insert_with(|| budget.queued_kbytes.to_string());
         map.entry("queued.min.messages".into()).or_insert_with(|| budget.queued_messages.to_string());
         map.entry("fetch.message.max.bytes".into()).or_insert_with(|| budget.fetch_bytes.to_string());
-        map.entry("fetch.max.bytes".into()).or_insert_with(|| budget.answer_bytes.to_string());
+        // librdkafka refuses a fetch that is smaller than a message may be.
+        let message = map.get("message.max.bytes").and_then(|bytes| bytes.parse().ok()).unwrap_or(0);
+        map.entry("fetch.max.bytes".into()).or_insert_with(|| budget.answer_bytes.max(message).to_string());
         // The log tells when a topic gets another id; everything else at that level is left out again.
         map.insert("log_level".into(), "7".into());
         let debug = map.entry("debug".into()).or_default();

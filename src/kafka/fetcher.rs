@@ -208,36 +208,36 @@ impl Worker {
             self.topics.insert(Arc::clone(&start.topic), Topic::new(&self.client, &c_topic)?);
         }
         let queue = Queue::waking(&self.client, thread::current())?;
-        let from = start.from;
-        let mut opened = Life::new(start, c_topic, queue, &self.client);
-        match self.topics[&partition.0].start(partition.1, from, opened.queue()) {
-            Ok(()) => drop(self.active.insert(partition, life)),
-            Err(fault) => opened.fail(Trouble::Failed(format!("{}-{}: {fault}", partition.0, partition.1))),
+        self.lives.insert(life, Life::new(start, c_topic, queue, &self.client));
+        self.active.insert(partition, life);
+        match &mut self.turns {
+            Some(turns) => turns.join(life),
+            None => self.begin_turn(life),
         }
-        self.lives.insert(life, opened);
         Ok(())
     }
 
-    /// A partition whose turn begins starts at its own position, so nothing depends on what librdkafka remembers of it.
     fn take_turns(&mut self) {
         let Some(turns) = &mut self.turns else { return };
         let share = turns.share();
         let all: Vec<_> = self.lives.iter().filter_map(|(id, life)| life.standing(*id, share)).collect();
         let Change { ends, begins } = turns.change(&all);
-        for id in ends {
-            let Some(life) = self.lives.get_mut(&id) else { continue };
-            life.set_turn(Turn::Waiting);
-            if let Some(topic) = self.topics.get(&life.start.topic) {
-                topic.stop(life.start.partition);
-            }
+        for life in ends {
+            let Some(life) = self.lives.get_mut(&life) else { continue };
+            life.end_turn();
+            self.topics[&life.start.topic].stop(life.start.partition);
         }
-        for id in begins {
-            let Some(life) = self.lives.get_mut(&id) else { continue };
-            life.set_turn(Turn::Begun);
-            let partition = life.start.partition;
-            if let Err(fault) = self.topics[&life.start.topic].start(partition, life.position(), life.queue()) {
-                life.fail(Trouble::Failed(format!("{}-{partition}: {fault}", life.start.topic)));
-            }
+        for life in begins {
+            self.begin_turn(life);
+        }
+    }
+
+    /// Has a partition fetched, from where it stands: nothing depends on what librdkafka remembers of it.
+    fn begin_turn(&mut self, life: u64) {
+        let Some(life) = self.lives.get_mut(&life) else { return };
+        let (from, partition) = (life.begin_turn(), life.start.partition);
+        if let Err(fault) = self.topics[&life.start.topic].start(partition, from, life.queue()) {
+            life.fail(Trouble::Failed(format!("{}-{partition}: {fault}", life.start.topic)));
         }
     }
 

@@ -22,7 +22,7 @@ use super::events::Events;
 use super::fetcher::ASK_ENDS_EVERY;
 use super::producers;
 use super::raw::{Client, Code, Message, Messages, Queue};
-use super::turns::{Standing, Turn};
+use super::turns::{SILENT, Standing, Turn};
 
 /// A demand that nothing came for is answered with an empty batch after this time.
 pub(super) const PROBE_AFTER: Duration = Duration::from_millis(100);
@@ -31,7 +31,7 @@ pub(super) const PROBE_AFTER: Duration = Duration::from_millis(100);
 const CONFIRMED_FOR: Duration = ASK_ENDS_EVERY.saturating_mul(3);
 
 /// Records that are taken by one call at most; what was taken beyond the limits stays with the life.
-const LARGEST_TAKE: usize = 4096;
+const LARGEST_TAKE: usize = 512;
 
 /// What a life is opened with.
 #[derive(Clone, Debug)]
@@ -90,6 +90,12 @@ pub(super) struct Life {
     demand: Option<Demand>,
     /// Whether librdkafka fetches it now.
     turn: Turn,
+    /// When its turn began.
+    turned: Instant,
+    /// How long its turn lasts at least though nothing comes: longer each time, so that it gets past what librdkafka passes over.
+    patience: Duration,
+    /// What follows the last record that was taken from the queue.
+    taken: i64,
     /// The usual size of a record, to judge how many to take.
     mean: usize,
     /// Where the first records of the batch that is being gathered were produced.
@@ -97,11 +103,11 @@ pub(super) struct Life {
 }
 
 impl Life {
+    /// A life whose turn has not begun.
     pub(super) fn new(start: Start, c_topic: CString, queue: Queue, client: &Arc<Client>) -> Self {
         Self {
             schema: columns::schema(start.parts),
             position: start.from,
-            start,
             c_topic,
             queue,
             messages: Messages::new(client),
@@ -111,9 +117,13 @@ impl Life {
             confirmed: None,
             trouble: None,
             demand: None,
-            turn: Turn::Begun,
+            turn: Turn::Waiting,
+            turned: Instant::now(),
+            patience: SILENT,
+            taken: start.from,
             mean: 256,
             producers: Producers::default(),
+            start,
         }
     }
 
@@ -140,31 +150,57 @@ impl Life {
         self.demand.is_some() && self.at_end && self.trouble.is_none()
     }
 
-    /// Where it is to be fetched from when its turn begins.
-    pub(super) fn position(&self) -> i64 {
-        self.position
-    }
-
     pub(super) fn turn(&self) -> Turn {
         self.turn
     }
 
-    pub(super) fn set_turn(&mut self, turn: Turn) {
-        self.turn = turn;
+    /// Its turn begins: librdkafka is to fetch from here.
+    pub(super) fn begin_turn(&mut self) -> i64 {
+        (self.turn, self.turned) = (Turn::Begun, Instant::now());
+        self.taken
+    }
+
+    /// Its turn ends: librdkafka is to stop right after this. What waits in the queue is taken, so that nothing of it is
+    /// fetched again.
+    pub(super) fn end_turn(&mut self) {
+        while self.take(LARGEST_TAKE) {}
+        if self.turn == Turn::Begun {
+            self.patience *= 2;
+        }
+        // While it waits nobody says what the end is.
+        (self.turn, self.at_end) = (Turn::Waiting, false);
+    }
+
+    /// Takes so many records from the queue at most. Says whether there were any.
+    fn take(&mut self, most: usize) -> bool {
+        if self.messages.take(&self.queue, most) == 0 {
+            return false;
+        }
+        if let Some(last) = self.messages.last() {
+            // An end is told at the offset that follows; after a fault nothing is fetched.
+            self.taken = self.taken.max(last.offset() + i64::from(last.code() == Code::NONE));
+        }
+        if self.turn == Turn::Begun {
+            (self.turn, self.patience) = (Turn::Served, SILENT);
+        }
+        true
     }
 
     /// How it stands among others, of which each may bring a share. `None`: it has ended.
     pub(super) fn standing(&self, life: u64, share: usize) -> Option<Standing> {
         let record = self.mean + RECORD;
-        let behind = |end: i64| usize::try_from(end - self.position).unwrap_or(0).saturating_mul(record);
-        let expects = match self.known_end {
-            _ if self.at_end => 0,
-            Some(end) => behind(end).min(share),
-            None => share,
+        let queued = self.queue.len();
+        let behind = |end: i64| usize::try_from(end - self.taken).unwrap_or(0).saturating_sub(queued);
+        let expects = match (self.turn, self.known_end) {
+            (Turn::Waiting, _) => 0,
+            (Turn::Begun, _) if self.turned.elapsed() > SILENT => 0,
+            (Turn::Served, _) if self.at_end => 0,
+            (Turn::Served, Some(end)) => behind(end).saturating_mul(record).min(share),
+            (Turn::Begun, _) | (Turn::Served, None) => share,
         };
-        let holds = (self.messages.len() + self.queue.len()) * record;
-        let asked = self.demand.is_some();
-        self.trouble.is_none().then_some(Standing { life, turn: self.turn, asked, holds, expects })
+        let silent = self.turn == Turn::Begun && self.turned.elapsed() > self.patience;
+        let (asked, holds) = (self.demand.is_some(), (self.messages.len() + queued) * record);
+        self.trouble.is_none().then_some(Standing { life, turn: self.turn, asked, holds, expects, silent })
     }
 
     /// Takes note of the end that the brokers told.
@@ -254,6 +290,7 @@ impl Life {
             bytes,
             end: end.map(|end| Offset(end.max(self.position))),
             open_transaction: self.at_end && cached.is_some_and(|high| high > self.position),
+            waits: self.turn == Turn::Waiting,
             lost: false,
             producers: self.producers,
         }
@@ -270,13 +307,10 @@ impl Life {
             if self.messages.len() == 0 {
                 let by_bytes = limit.bytes.saturating_sub(bytes) / self.mean + 1;
                 let most = (limit.rows - rows).min(by_bytes).min(LARGEST_TAKE);
-                if self.messages.take(&self.queue, most) == 0 {
+                if !self.take(most) {
                     return heard;
                 }
                 heard = true;
-                if self.turn == Turn::Begun {
-                    self.turn = Turn::Served;
-                }
             }
             if !self.pour(columns, limit) {
                 return heard;
@@ -313,9 +347,11 @@ impl Life {
                 }
                 Code::PARTITION_EOF => {
                     self.position = self.position.max(message.offset());
-                    self.at_end = true;
                     self.told_end = None;
-                    self.confirmed = Some(Instant::now());
+                    // Where it is not fetched any more, the end may have moved.
+                    if self.turn != Turn::Waiting {
+                        (self.at_end, self.confirmed) = (true, Some(Instant::now()));
+                    }
                 }
                 code => {
                     let reason = message.reason();

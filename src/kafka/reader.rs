@@ -94,6 +94,7 @@ impl Reader {
             bytes: 0,
             end: None,
             open_transaction: false,
+            waits: false,
             lost: false,
             producers: Default::default(),
         }
@@ -315,7 +316,16 @@ mod tests {
         let bytes = columns.bytes();
         let range = Range::new(Offset(from), Offset(until));
         let (records, end) = (columns.finish().unwrap(), Some(Offset(until)));
-        SourceBatch { range, records, bytes, end, open_transaction: false, lost: false, producers: Default::default() }
+        SourceBatch {
+            range,
+            records,
+            bytes,
+            end,
+            open_transaction: false,
+            waits: false,
+            lost: false,
+            producers: Default::default(),
+        }
     }
 
     #[test]

@@ -1,24 +1,28 @@
 //! Which partitions of a client are fetched now, where there are too many to fetch them all at once.
 //!
 //! librdkafka bounds only what it holds of each partition, and a fetch brings whole batches, as large as the producer made
-//! them and unpacked. So no more partitions are fetched than there is room for what they may bring; one whose records are
-//! all taken makes room for the one that waits longest. Those at the end of their log wait for nothing and take no room, so
-//! where nothing is behind, all are fetched at once.
+//! them and unpacked. So no more partitions are fetched than there is room for what they may bring, and where others wait a
+//! turn is one fetch. Partitions at the end of their log take no room, so where nothing is behind all are fetched at once.
 
 use std::collections::VecDeque;
+use std::time::Duration;
 
 /// So many partitions share the memory that there is for fetching; more take turns in it.
 pub(super) const AT_A_TIME: usize = 8;
 
+/// One of which nothing is heard for so long is not expected to bring anything: its leader may be away, or what it has may be an
+/// aborted transaction, which librdkafka passes over by itself.
+pub(super) const SILENT: Duration = Duration::from_secs(1);
+
 /// Whether librdkafka fetches a partition now.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Turn {
+    /// It does not.
+    Waiting,
     /// It does, and nothing came yet.
     Begun,
     /// It does, and something came.
     Served,
-    /// It does not.
-    Waiting,
 }
 
 /// How one partition stands.
@@ -30,8 +34,10 @@ pub(super) struct Standing {
     pub(super) asked: bool,
     /// The memory of records that were fetched and not taken, in bytes.
     pub(super) holds: usize,
-    /// What the next fetch may bring, in bytes: nothing where nothing is there.
+    /// What the next fetch may bring, in bytes: nothing where nothing is there, or where it waits.
     pub(super) expects: usize,
+    /// Nothing was heard of it in its turn for long.
+    pub(super) silent: bool,
 }
 
 /// Partitions whose turn ends or begins.
@@ -46,7 +52,7 @@ pub(super) struct Change {
 pub(super) struct Turns {
     /// What all of them may hold, in bytes.
     room: usize,
-    /// What one that is fetched brings at most, as far as can be said, in bytes.
+    /// What one that is fetched brings, as far as can be said, in bytes.
     share: usize,
     /// Those that wait, the longest one first.
     waiting: VecDeque<u64>,
@@ -55,38 +61,48 @@ pub(super) struct Turns {
 impl Turns {
     /// `None`: there are so few partitions that librdkafka's own limits are enough.
     pub(super) fn new(memory: usize, clients: usize, partitions: usize) -> Option<Self> {
-        let share = memory / AT_A_TIME;
-        (partitions > AT_A_TIME).then(|| Self { room: memory / clients.max(1), share, waiting: VecDeque::new() })
+        let room = memory / clients.max(1);
+        let share = room.min(memory / AT_A_TIME);
+        (partitions > AT_A_TIME).then(|| Self { room, share, waiting: VecDeque::new() })
     }
 
-    /// What one that is fetched brings at most, in bytes.
+    /// What one that is fetched brings, in bytes.
     pub(super) fn share(&self) -> usize {
         self.share
     }
 
-    /// Takes turns. `all` are those that can be fetched, in the order in which they were opened.
+    /// One more waits.
+    pub(super) fn join(&mut self, life: u64) {
+        self.waiting.push_back(life);
+    }
+
+    /// Takes turns. `all` are those that can be fetched, in the order of their numbers.
     pub(super) fn change(&mut self, all: &[Standing]) -> Change {
-        let waits = |life: u64| all.iter().find(|one| one.life == life && one.turn == Turn::Waiting);
+        let waits = |life: u64| {
+            let at = all.binary_search_by_key(&life, |one| one.life).ok()?;
+            Some(all[at]).filter(|one| one.turn == Turn::Waiting)
+        };
         self.waiting.retain(|life| waits(*life).is_some());
+        let asked = |life: &u64| waits(*life).is_some_and(|one| one.asked);
         let mut change = Change::default();
-        let takes = |one: &Standing| if one.turn == Turn::Waiting { one.holds } else { one.holds.max(one.expects) };
-        let mut taken: usize = all.iter().map(takes).sum();
-        // Nothing is lost by ending the turn of one whose records are all taken. Those that had something go first, then
-        // those that were opened last.
-        let empty = |turn| move |one: &&Standing| one.turn == turn && one.holds == 0 && one.expects > 0;
-        let wanted = self.waiting.iter().any(|life| waits(*life).is_some_and(|one| one.asked));
-        let served = all.iter().filter(empty(Turn::Served));
-        for one in served.chain(all.iter().rev().filter(empty(Turn::Begun))) {
-            if taken > self.room || (wanted && one.turn == Turn::Served) {
-                taken -= one.expects;
+        let held: usize = all.iter().map(|one| one.holds).sum();
+        let mut expected: usize = all.iter().map(|one| one.expects).sum();
+        // Whoever was served makes room, for one that waits or because there is none; and then the silent ones do, which
+        // might all bring something at once.
+        let served = held + expected > self.room || self.waiting.iter().any(asked);
+        for one in all {
+            let more = one.turn == Turn::Served && one.expects > 0;
+            if (more && served) || (one.silent && held > self.room) {
+                expected -= one.expects;
                 change.ends.push(one.life);
             }
         }
-        while taken == 0 || taken + self.share <= self.room {
+        // Whatever the shares, one can be fetched while there is room.
+        while held + expected + self.share <= self.room || (expected == 0 && held < self.room) {
             // One that nobody asks for can wait longer than one that somebody does.
-            let asked = self.waiting.iter().position(|life| waits(*life).is_some_and(|one| one.asked));
-            let Some(next) = self.waiting.remove(asked.unwrap_or(0)) else { break };
-            taken += self.share;
+            let next = self.waiting.iter().position(asked).unwrap_or(0);
+            let Some(next) = self.waiting.remove(next) else { break };
+            expected += self.share;
             change.begins.push(next);
         }
         self.waiting.extend(&change.ends);
@@ -102,56 +118,76 @@ mod tests {
 
     const SHARE: usize = 100;
 
-    /// Partitions of which so much is left to fetch, each asked for unless it holds something.
+    /// Partitions of which so much is left to fetch.
     struct Client {
         turns: Turns,
         lives: BTreeMap<u64, Standing>,
         left: BTreeMap<u64, usize>,
+        /// Nothing is heard of these.
+        silent: Vec<u64>,
     }
 
     impl Client {
-        fn new(partitions: u64, left: usize) -> Self {
-            let opened =
-                |life| (life, Standing { life, turn: Turn::Begun, asked: true, holds: 0, expects: SHARE.min(left) });
-            let turns = Turns::new(SHARE * AT_A_TIME, 2, partitions as usize).expect("they take turns");
-            Self {
-                turns,
-                lives: (0..partitions).map(opened).collect(),
-                left: (0..partitions).map(|life| (life, left)).collect(),
-            }
+        fn new(partitions: u64, left: usize, clients: usize) -> Self {
+            let turns = Turns::new(SHARE * AT_A_TIME, clients, partitions as usize);
+            let mut turns = turns.expect("they take turns");
+            let opened = |life| {
+                turns.join(life);
+                (life, Standing { life, turn: Turn::Waiting, asked: true, holds: 0, expects: 0, silent: false })
+            };
+            let lives = (0..partitions).map(opened).collect();
+            Self { turns, lives, left: (0..partitions).map(|life| (life, left)).collect(), silent: Vec::new() }
         }
 
-        fn take_turns(&mut self) -> Change {
+        fn change(&mut self) -> Change {
             let all: Vec<Standing> = self.lives.values().copied().collect();
             let change = self.turns.change(&all);
-            for life in &change.ends {
-                self.lives.get_mut(life).expect("is known").turn = Turn::Waiting;
+            for (lives, turn) in [(&change.ends, Turn::Waiting), (&change.begins, Turn::Begun)] {
+                for life in lives {
+                    let one = self.lives.get_mut(life).expect("is known");
+                    assert_ne!(one.turn == Turn::Waiting, turn == Turn::Waiting, "{one:?}");
+                    one.turn = turn;
+                }
             }
-            for life in &change.begins {
-                self.lives.get_mut(life).expect("is known").turn = Turn::Begun;
-            }
+            self.expect();
             change
+        }
+
+        fn expect(&mut self) {
+            let share = self.turns.share();
+            for (life, one) in &mut self.lives {
+                let known = if one.turn == Turn::Begun { share } else { share.min(self.left[life]) };
+                one.expects = if one.turn == Turn::Waiting || one.silent { 0 } else { known };
+            }
         }
 
         /// What is fetched comes, with more in it than was expected.
         fn fetch(&mut self) {
             for (life, one) in &mut self.lives {
                 let left = self.left.get_mut(life).expect("is known");
-                if one.turn != Turn::Waiting && one.holds == 0 && *left > 0 {
+                if one.turn != Turn::Waiting && one.holds == 0 && !self.silent.contains(life) {
                     one.holds = (SHARE * 3).min(*left);
                     *left -= one.holds;
-                    one.turn = Turn::Served;
+                    (one.turn, one.silent) = (Turn::Served, false);
                 }
-                one.expects = SHARE.min(*left);
             }
+            self.expect();
         }
 
-        fn take(&mut self, life: u64) {
-            self.lives.get_mut(&life).expect("is known").holds = 0;
+        fn take(&mut self) {
+            self.lives.values_mut().for_each(|one| one.holds = 0);
+            self.expect();
+        }
+
+        /// Time goes by.
+        fn pass(&mut self) {
+            self.lives.values_mut().for_each(|one| one.silent = one.turn == Turn::Begun);
+            self.expect();
         }
 
         fn fetched(&self) -> usize {
-            self.lives.values().filter(|one| one.turn != Turn::Waiting && one.expects > 0).count()
+            let fetched = |one: &&Standing| one.turn != Turn::Waiting && one.holds == 0 && one.expects > 0;
+            self.lives.values().filter(fetched).count()
         }
 
         fn held(&self) -> usize {
@@ -166,67 +202,104 @@ mod tests {
 
     #[test]
     fn no_more_are_fetched_than_there_is_room_for() {
-        let mut client = Client::new(100, 100_000);
-        client.take_turns();
-        assert_eq!(client.fetched(), AT_A_TIME / 2);
-        assert_eq!(client.take_turns(), Change::default());
-        // Nobody takes what comes: nothing more is fetched.
-        client.fetch();
-        let held = client.held();
-        for _ in 0..100 {
-            client.take_turns();
+        for (clients, at_a_time) in [(1, 8), (2, 4), (8, 1), (64, 1)] {
+            let mut client = Client::new(100, 100_000, clients);
+            client.change();
+            assert_eq!(client.fetched(), at_a_time, "{clients} clients");
+            // One whose turn has begun keeps it until something comes.
+            assert_eq!(client.change(), Change::default());
+            // Nobody takes what comes: nothing more is fetched.
             client.fetch();
-            assert_eq!(client.held(), held);
+            let held = client.held();
+            for _ in 0..100 {
+                client.change();
+                client.fetch();
+                assert_eq!(client.held(), held, "{clients} clients");
+            }
         }
     }
 
     #[test]
     fn all_have_their_turn() {
-        let mut client = Client::new(100, 3_000);
-        for round in 1..=10 {
-            for _ in 0..25 {
-                client.take_turns();
-                assert!(client.fetched() <= AT_A_TIME / 2);
-                client.fetch();
-                (0..100).for_each(|life| client.take(life));
-            }
-            // None is a turn ahead of another.
-            for (life, left) in &client.left {
-                let had = (3_000 - left) / (SHARE * 3);
-                assert!(had.abs_diff(round) <= 1, "{life} had {had} turns of {round}");
+        for clients in [1, 2, 64] {
+            let mut client = Client::new(100, 3_000, clients);
+            for round in 1..=10 {
+                for _ in 0..100 / (AT_A_TIME / clients).max(1) + 1 {
+                    client.change();
+                    client.fetch();
+                    client.take();
+                }
+                // None is two turns behind another.
+                let turns = client.left.values().map(|left| (3_000 - left) / (SHARE * 3));
+                let (least, most) = turns.fold((usize::MAX, 0), |(least, most), had| (least.min(had), most.max(had)));
+                assert!(most - least <= 1 && least + 1 >= round, "{least} to {most} turns after {round} rounds");
             }
         }
     }
 
     #[test]
+    fn those_of_which_nothing_is_heard_hold_nobody_up() {
+        let mut client = Client::new(100, 600, 2);
+        client.silent = (0..40).collect();
+        for _ in 0..100 {
+            client.change();
+            client.fetch();
+            client.take();
+            client.pass();
+        }
+        assert!((40..100).all(|life| client.left[&life] == 0));
+        // They are fetched all the while.
+        assert!((0..40).all(|life| client.lives[&life].turn == Turn::Begun));
+    }
+
+    #[test]
+    fn those_that_speak_after_a_long_silence_do_not_all_bring_something() {
+        let mut client = Client::new(100, 100_000, 2);
+        for _ in 0..50 {
+            client.change();
+            client.pass();
+        }
+        assert!(client.lives.values().all(|one| one.turn == Turn::Begun));
+        // One answer after another.
+        client.silent = (8..100).collect();
+        client.fetch();
+        client.change();
+        client.silent.clear();
+        let held = client.held();
+        client.fetch();
+        assert_eq!(client.held(), held);
+    }
+
+    #[test]
     fn where_nothing_is_behind_all_are_fetched() {
-        let mut client = Client::new(100, 0);
-        assert_eq!(client.take_turns(), Change::default());
-        assert_eq!(client.turns.waiting.len(), 0);
+        let mut client = Client::new(100, 0, 2);
+        for _ in 0..25 {
+            client.change();
+            client.fetch();
+        }
+        assert!(client.lives.values().all(|one| one.turn == Turn::Served));
         // A trickle changes nothing.
         client.left.values_mut().for_each(|left| *left = 1);
         client.fetch();
-        (0..100).for_each(|life| client.take(life));
-        assert_eq!(client.take_turns(), Change::default());
+        assert_eq!(client.change(), Change::default());
+        client.take();
+        assert_eq!(client.change(), Change::default());
     }
 
     #[test]
     fn one_that_somebody_asks_for_comes_first() {
-        let mut client = Client::new(20, 1_000);
+        let mut client = Client::new(20, 1_000, 2);
         client.lives.iter_mut().for_each(|(life, one)| one.asked = life % 2 == 0);
-        client.take_turns();
-        client.fetch();
-        (0..20).for_each(|life| client.take(life));
-        let begins = client.take_turns().begins;
+        let begins = client.change().begins;
         assert!(!begins.is_empty() && begins.iter().all(|life| life % 2 == 0), "{begins:?}");
     }
 
     #[test]
     fn one_that_is_closed_waits_no_more() {
-        let mut client = Client::new(20, 1_000);
-        client.take_turns();
+        let mut client = Client::new(20, 1_000, 2);
+        client.change();
         client.lives.retain(|life, _| *life == 19);
-        assert_eq!(client.take_turns(), Change { ends: vec![], begins: vec![19] });
+        assert_eq!(client.change(), Change { ends: vec![], begins: vec![19] });
         assert_eq!(client.turns.waiting.len(), 0);
     }
 }

@@ -216,6 +216,7 @@ impl PartitionReader for Reader {
             records: rows,
             end,
             open_transaction: self.kafka.open_transactions.lock().unwrap().contains(&self.partition),
+            waits: false,
             lost: false,
             producers: Default::default(),
         })

@@ -164,6 +164,11 @@ impl Messages {
         self.taken.get(at).map(|message| Message(unsafe { message.as_ref() }))
     }
 
+    /// The last record, lent.
+    pub(in crate::kafka) fn last(&self) -> Option<Message<'_>> {
+        self.get(self.taken.len().checked_sub(1)?)
+    }
+
     /// Gives the first `count` records back.
     pub(in crate::kafka) fn discard(&mut self, count: usize) {
         for message in self.taken.drain(..count.min(self.taken.len())) {

@@ -65,6 +65,7 @@ pub(crate) fn batch(log: &[Record], from: i64, until: i64) -> SourceBatch {
         bytes: 0,
         end: None,
         open_transaction: false,
+        waits: false,
         lost: false,
         producers: Default::default(),
     }
