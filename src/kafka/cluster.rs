@@ -147,7 +147,7 @@ impl Cluster {
                 None => {
                     let name = format!("kafka-ask-{}", groups.len());
                     let voice = Arc::new(Voice::new(properties.servers()));
-                    let asker = Arc::new(fetcher(&properties, &voice, settings, 1, name)?);
+                    let asker = Arc::new(fetcher(&properties, &voice, settings.fetch_memory, (1, 1), name)?);
                     groups.push(Group { properties, voice, asker, fetchers: Mutex::default() });
                     groups.len() - 1
                 }
@@ -431,7 +431,8 @@ impl Cluster {
         // None yet, or its thread has died.
         let partitions = lock(&self.known).values().map(|known| known.partitions).sum::<usize>();
         let name = format!("kafka-fetch-{slot}");
-        let fetcher = fetcher(&group.properties, &group.voice, &self.settings, partitions, name)
+        let spread = (partitions, count * self.groups.len());
+        let fetcher = fetcher(&group.properties, &group.voice, self.settings.fetch_memory, spread, name)
             .map_err(|error| SourceError::Failed(error.to_string()))?;
         let fetcher = Arc::new(fetcher);
         let lease = fetcher.open(start);
@@ -455,11 +456,11 @@ fn describe(client: &Arc<Client>, topic: &str) -> Result<TopicDescription, Fault
 fn fetcher(
     properties: &Properties,
     voice: &Arc<Voice>,
-    settings: &KafkaSettings,
-    partitions: usize,
+    memory: usize,
+    (partitions, clients): (usize, usize),
     name: String,
 ) -> Result<Fetcher, KafkaError> {
-    let (memory, turns) = (settings.fetch_memory, Turns::new(settings.fetch_memory, settings.clients, partitions));
+    let turns = Turns::new(memory, clients, partitions);
     let events = Arc::new(Events::new(voice, properties.log_level()));
     let listener = Arc::clone(&events);
     let client = Client::new(&properties.for_client(memory, partitions), listener)

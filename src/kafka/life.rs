@@ -33,6 +33,11 @@ const CONFIRMED_FOR: Duration = ASK_ENDS_EVERY.saturating_mul(3);
 /// Records that are taken by one call at most; what was taken beyond the limits stays with the life.
 const LARGEST_TAKE: usize = 512;
 
+/// Fewer records than these at once are likely to be the last ones there are.
+const LITTLE: usize = 256;
+/// Whether they were is told by then: what lies behind them may be no record.
+const LULL: Duration = Duration::from_millis(50);
+
 /// What a life is opened with.
 #[derive(Clone, Debug)]
 pub(super) struct Start {
@@ -94,6 +99,10 @@ pub(super) struct Life {
     turned: Instant,
     /// How long its turn lasts at least though nothing comes: longer each time, so that it gets past what librdkafka passes over.
     patience: Duration,
+    /// Records that came since the queue was empty.
+    brought: usize,
+    /// When little came and nothing after it, which is mostly all that there is.
+    lull: Option<Instant>,
     /// What follows the last record that was taken from the queue.
     taken: i64,
     /// The usual size of a record, to judge how many to take.
@@ -120,6 +129,8 @@ impl Life {
             turn: Turn::Waiting,
             turned: Instant::now(),
             patience: SILENT,
+            brought: 0,
+            lull: None,
             taken: start.from,
             mean: 256,
             producers: Producers::default(),
@@ -164,6 +175,8 @@ impl Life {
     /// fetched again.
     pub(super) fn end_turn(&mut self) {
         while self.take(LARGEST_TAKE) {}
+        // What was the end need not be it when this is looked at.
+        self.messages.forget_last(|message| message.code() == Code::PARTITION_EOF);
         if self.turn == Turn::Begun {
             self.patience *= 2;
         }
@@ -173,8 +186,14 @@ impl Life {
 
     /// Takes so many records from the queue at most. Says whether there were any.
     fn take(&mut self, most: usize) -> bool {
-        if self.messages.take(&self.queue, most) == 0 {
+        let count = self.messages.take(&self.queue, most);
+        if count == 0 {
             return false;
+        }
+        self.brought += count;
+        self.lull = None;
+        if self.queue.len() == 0 {
+            self.lull = (std::mem::take(&mut self.brought) < LITTLE).then(Instant::now);
         }
         if let Some(last) = self.messages.last() {
             // An end is told at the offset that follows; after a fault nothing is fetched.
@@ -194,7 +213,7 @@ impl Life {
         let expects = match (self.turn, self.known_end) {
             (Turn::Waiting, _) => 0,
             (Turn::Begun, _) if self.turned.elapsed() > SILENT => 0,
-            (Turn::Served, _) if self.at_end => 0,
+            (Turn::Served, _) if self.at_end || self.lull.is_some_and(|since| since.elapsed() < LULL) => 0,
             (Turn::Served, Some(end)) => behind(end).saturating_mul(record).min(share),
             (Turn::Begun, _) | (Turn::Served, None) => share,
         };
@@ -348,10 +367,7 @@ impl Life {
                 Code::PARTITION_EOF => {
                     self.position = self.position.max(message.offset());
                     self.told_end = None;
-                    // Where it is not fetched any more, the end may have moved.
-                    if self.turn != Turn::Waiting {
-                        (self.at_end, self.confirmed) = (true, Some(Instant::now()));
-                    }
+                    (self.at_end, self.confirmed) = (true, Some(Instant::now()));
                 }
                 code => {
                     let reason = message.reason();

@@ -87,12 +87,14 @@ impl Turns {
         let mut change = Change::default();
         let held: usize = all.iter().map(|one| one.holds).sum();
         let mut expected: usize = all.iter().map(|one| one.expects).sum();
-        // Whoever was served makes room, for one that waits or because there is none; and then the silent ones do, which
-        // might all bring something at once.
-        let served = held + expected > self.room || self.waiting.iter().any(asked);
+        // Whoever has more makes room once it was served, for one that waits or because there is none. Where far more came
+        // than there is room for, so do those that might bring something though nothing is expected of them.
+        let full = held + expected > self.room || self.waiting.iter().any(asked);
+        let flooded = held > self.room * 2;
         for one in all {
-            let more = one.turn == Turn::Served && one.expects > 0;
-            if (more && served) || (one.silent && held > self.room) {
+            let served = one.turn == Turn::Served;
+            let (more, may_bring) = (served && one.expects > 0, one.silent || (served && one.holds == 0));
+            if (more && full) || (may_bring && flooded) {
                 expected -= one.expects;
                 change.ends.push(one.life);
             }
@@ -284,6 +286,27 @@ mod tests {
         assert_eq!(client.change(), Change::default());
         client.take();
         assert_eq!(client.change(), Change::default());
+    }
+
+    #[test]
+    fn a_burst_at_the_end_of_all_does_not_all_come_at_once() {
+        let mut client = Client::new(100, 0, 2);
+        for _ in 0..25 {
+            client.change();
+            client.fetch();
+        }
+        // So much comes in one answer, and nobody takes it.
+        client.silent = (8..100).collect();
+        client.left.values_mut().for_each(|left| *left = SHARE * 3);
+        client.fetch();
+        client.change();
+        client.silent.clear();
+        let held = client.held();
+        for _ in 0..10 {
+            client.fetch();
+            client.change();
+        }
+        assert_eq!(client.held(), held);
     }
 
     #[test]

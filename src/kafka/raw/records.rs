@@ -169,6 +169,17 @@ impl Messages {
         self.get(self.taken.len().checked_sub(1)?)
     }
 
+    /// Gives back the last ones of this kind.
+    pub(in crate::kafka) fn forget_last(&mut self, forgotten: impl Fn(Message<'_>) -> bool) {
+        while self.last().is_some_and(&forgotten) {
+            // SAFETY: owned, and no longer in the list.
+            self.taken
+                .pop_back()
+                .into_iter()
+                .for_each(|message| unsafe { rd::rd_kafka_message_destroy(message.as_ptr()) });
+        }
+    }
+
     /// Gives the first `count` records back.
     pub(in crate::kafka) fn discard(&mut self, count: usize) {
         for message in self.taken.drain(..count.min(self.taken.len())) {
