@@ -76,6 +76,56 @@ async fn stopped_ten_times_no_row_is_lost_or_counted_twice() {
     killed_again_and_again(10, "TERM").await;
 }
 
+/// More partitions than are fetched at a time, killed while they take turns.
+#[tokio::test(flavor = "multi_thread")]
+async fn killed_while_many_partitions_take_turns_no_row_is_lost_or_counted_twice() {
+    const MANY: i32 = 40;
+    const EACH: i64 = 10_000;
+    const KEYS: i64 = 997;
+    let stand = Stand::new(MANY).await;
+    let sql = format!(
+        "CREATE EXTERNAL TABLE numbers (k BIGINT, v BIGINT) STORED AS JSON LOCATION 'kafka://{}';
+         CREATE EXTERNAL TABLE result (k BIGINT, n BIGINT, total BIGINT, PRIMARY KEY (k)) STORED AS CQL
+           LOCATION 'cassandra://{}/{}' OPTIONS ('sink.create' 'true');
+         INSERT INTO result SELECT k, count(*), sum(v) FROM numbers GROUP BY k",
+        stand.topic.name, stand.keyspace, stand.table
+    );
+    let value = |partition: i32, number: i64| (number * 31 + i64::from(partition) * 7, number * i64::from(partition));
+    let mut truth: BTreeMap<i64, (i64, i64)> = BTreeMap::new();
+    for partition in 0..MANY {
+        let values: Vec<(i64, i64)> = (0..EACH).map(|number| value(partition, number)).collect();
+        for (k, v) in &values {
+            let (count, total) = truth.entry(k % KEYS).or_default();
+            (*count, *total) = (*count + 1, *total + v);
+        }
+        let records = values.into_iter().map(|(k, v)| format!(r#"{{"k":{},"v":{v}}}"#, k % KEYS));
+        stand.topic.fill_with(&[("compression.type", "lz4")], partition, records).await;
+    }
+    let ends = (0..MANY).map(|partition| (partition, EACH)).collect();
+    // Little memory, small batches and commits of all that there is, so that it takes long.
+    let slowly = [("KAFKA__FETCH_MEMORY", "1MiB"), ("BATCH__ROWS", "100"), ("CHECKPOINT__INTERVAL", "50ms")];
+    let mut unread = 0;
+    for kill in 0..10 {
+        let service = stand.start_with(&sql, &slowly);
+        let before = committed(&stand).await;
+        if before < i64::from(MANY) * EACH {
+            stand.until_more_is_committed(before, &format!("a commit before kill {kill}")).await;
+        }
+        tokio::time::sleep(Duration::from_millis(kill * 37 % 200)).await;
+        service.kill();
+        unread += u32::from(committed(&stand).await < i64::from(MANY) * EACH);
+    }
+    assert!(unread > 5, "in {unread} lives only, something was unread");
+    let service = stand.start_with(&sql, &slowly);
+    stand.until_committed(&ends).await;
+    service.stop().await;
+    assert_eq!(stand.offsets().await, ends);
+    let read = format!("SELECT k, n, total FROM {}.{}", stand.keyspace, stand.table);
+    let rows = stand.session.query_unpaged(read, ()).await.unwrap().into_rows_result().unwrap();
+    let rows = rows.rows::<(i64, i64, i64)>().unwrap().map(|row| row.unwrap());
+    assert_eq!(rows.map(|(k, n, total)| (k, (n, total))).collect::<BTreeMap<_, _>>(), truth);
+}
+
 /// A panic in each of the four actors, twice, while it runs.
 #[tokio::test(flavor = "multi_thread")]
 async fn panics_in_every_actor_change_nothing() {
