@@ -7,7 +7,7 @@ use crate::catalog::KafkaTopic;
 use crate::settings::KafkaSettings;
 
 use super::raw::{self, Refused};
-use super::turns::AT_A_TIME;
+use super::turns::{self, AT_A_TIME};
 
 /// Why the Kafka source could not be set up.
 #[derive(Debug, thiserror::Error)]
@@ -282,8 +282,8 @@ fn fetch_budget(memory: usize, partitions: usize) -> Budget {
     let share = memory / partitions.clamp(1, AT_A_TIME);
     let fetch_bytes = (share / UNPACKED).clamp(LEAST, LARGEST_FETCH);
     let queued = share.saturating_sub(fetch_bytes).max(LEAST);
-    // While one takes its turn the others fetch for it.
-    let queued_messages = if partitions > AT_A_TIME { 1 } else { (share / RECORD).clamp(500, 100_000) };
+    // One that takes turns is not fetched again before all is taken from it.
+    let queued_messages = if turns::are_taken(partitions) { 1 } else { (share / RECORD).clamp(500, 100_000) };
     Budget {
         queued_kbytes: (queued / 1000).min(LARGEST_QUEUE),
         queued_messages,

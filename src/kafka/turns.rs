@@ -10,6 +10,11 @@ use std::time::Duration;
 /// So many partitions share the memory that there is for fetching; more take turns in it.
 pub(super) const AT_A_TIME: usize = 8;
 
+/// Whether so many partitions take turns.
+pub(super) fn are_taken(partitions: usize) -> bool {
+    partitions > AT_A_TIME
+}
+
 /// One of which nothing is heard for so long is not expected to bring anything: its leader may be away, or what it has may be an
 /// aborted transaction, which librdkafka passes over by itself.
 pub(super) const SILENT: Duration = Duration::from_secs(1);
@@ -63,7 +68,7 @@ impl Turns {
     pub(super) fn new(memory: usize, clients: usize, partitions: usize) -> Option<Self> {
         let room = memory / clients.max(1);
         let share = room.min(memory / AT_A_TIME);
-        (partitions > AT_A_TIME).then(|| Self { room, share, waiting: VecDeque::new() })
+        are_taken(partitions).then(|| Self { room, share, waiting: VecDeque::new() })
     }
 
     /// What one that is fetched brings, in bytes.
@@ -139,6 +144,26 @@ mod tests {
             };
             let lives = (0..partitions).map(opened).collect();
             Self { turns, lives, left: (0..partitions).map(|life| (life, left)).collect(), silent: Vec::new() }
+        }
+
+        /// All of them are fetched and have nothing more.
+        fn at_end() -> Self {
+            let mut client = Self::new(100, 0, 2);
+            for _ in 0..25 {
+                client.change();
+                client.fetch();
+            }
+            assert!(client.lives.values().all(|one| one.turn == Turn::Served));
+            client
+        }
+
+        /// What eight of them have comes in one answer, and nobody takes it. Says how much.
+        fn one_answer(&mut self) -> usize {
+            self.silent = (8..100).collect();
+            self.fetch();
+            self.change();
+            self.silent.clear();
+            self.held()
         }
 
         fn change(&mut self) -> Change {
@@ -262,24 +287,14 @@ mod tests {
             client.pass();
         }
         assert!(client.lives.values().all(|one| one.turn == Turn::Begun));
-        // One answer after another.
-        client.silent = (8..100).collect();
-        client.fetch();
-        client.change();
-        client.silent.clear();
-        let held = client.held();
+        let held = client.one_answer();
         client.fetch();
         assert_eq!(client.held(), held);
     }
 
     #[test]
     fn where_nothing_is_behind_all_are_fetched() {
-        let mut client = Client::new(100, 0, 2);
-        for _ in 0..25 {
-            client.change();
-            client.fetch();
-        }
-        assert!(client.lives.values().all(|one| one.turn == Turn::Served));
+        let mut client = Client::at_end();
         // A trickle changes nothing.
         client.left.values_mut().for_each(|left| *left = 1);
         client.fetch();
@@ -290,18 +305,9 @@ mod tests {
 
     #[test]
     fn a_burst_at_the_end_of_all_does_not_all_come_at_once() {
-        let mut client = Client::new(100, 0, 2);
-        for _ in 0..25 {
-            client.change();
-            client.fetch();
-        }
-        // So much comes in one answer, and nobody takes it.
-        client.silent = (8..100).collect();
+        let mut client = Client::at_end();
         client.left.values_mut().for_each(|left| *left = SHARE * 3);
-        client.fetch();
-        client.change();
-        client.silent.clear();
-        let held = client.held();
+        let held = client.one_answer();
         for _ in 0..10 {
             client.fetch();
             client.change();

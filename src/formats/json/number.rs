@@ -226,23 +226,18 @@ fn power(exponent: &str) -> i64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::random::Random;
 
     #[test]
     fn a_short_number_is_the_one_that_the_long_way_finds() {
-        let mut state = 0x9E37_79B9_7F4A_7C15_u64;
-        let mut random = || {
-            state ^= state << 13;
-            state ^= state >> 7;
-            state ^= state << 17;
-            state
-        };
+        let mut random = Random(15);
         let mut short = 0;
         for _ in 0..200_000 {
-            let (digits, places) = (random() % 18, random() % 18);
-            let number = random() % 10_u64.pow(digits as u32);
+            let (digits, places) = (random.next() % 18, random.next() % 18);
+            let number = random.next() % 10_u64.pow(digits as u32);
             let (whole, fraction) =
-                (number / 10_u64.pow(places.min(17) as u32 / 2), random() % 10_u64.pow(places as u32));
-            let sign = if random() % 2 == 0 { "-" } else { "" };
+                (number / 10_u64.pow(places.min(17) as u32 / 2), random.next() % 10_u64.pow(places as u32));
+            let sign = if random.next().is_multiple_of(2) { "-" } else { "" };
             let fraction = format!("{fraction:0>places$}", places = places as usize);
             for text in [format!("{sign}{whole}.{fraction}"), format!("{sign}{whole}")] {
                 let Some(number) = f64::short(&text) else { continue };

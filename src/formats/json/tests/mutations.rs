@@ -1,18 +1,17 @@
 //! Texts that differ from a given one in a few places, for what two walks must read alike.
 
+use crate::random::Random;
+
 /// The same ones in every run.
-pub(in crate::formats::json) struct Mutations(u64);
+pub(in crate::formats::json) struct Mutations(Random);
 
 impl Mutations {
     pub(in crate::formats::json) fn new() -> Self {
-        Self(0x9E37_79B9_7F4A_7C15)
+        Self(Random(1))
     }
 
     fn below(&mut self, bound: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        (self.0 >> 11) as usize % bound
+        self.0.next() as usize % bound
     }
 
     /// The text with up to three bytes taken out, or one of the pieces put in or in place of a byte.
