@@ -12,6 +12,7 @@ pub mod formats;
 pub mod http;
 pub mod kafka;
 pub mod nexmark;
+mod prefetch;
 mod random;
 pub mod service;
 pub mod settings;

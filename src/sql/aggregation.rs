@@ -506,15 +506,34 @@ impl Groups {
     /// Takes all groups out as one partial aggregate.
     pub(super) fn take(&mut self, aggregation: &Aggregation) -> Result<RecordBatch, DataFusionError> {
         let groups = self.len();
-        let mut columns = Vec::with_capacity(aggregation.partial.fields().len());
-        for (key, field) in self.keys.take()?.into_iter().zip(aggregation.keys.fields()) {
-            columns.push(conform(key, field.data_type())?);
+        if groups == 0 {
+            return Ok(RecordBatch::new_empty(Arc::clone(&aggregation.partial)));
         }
-        if groups > 0 {
-            columns.extend(self.states.take(&aggregation.partial)?);
-            return batch_of(&aggregation.partial, columns, groups);
+        let mut columns = self.take_keys(aggregation)?;
+        columns.extend(self.states.take(&aggregation.partial)?);
+        batch_of(&aggregation.partial, columns, groups)
+    }
+
+    /// Takes the key columns of all groups out. Their states have to be taken next.
+    pub(super) fn take_keys(&mut self, aggregation: &Aggregation) -> Result<Vec<ArrayRef>, DataFusionError> {
+        let keys = self.keys.take()?.into_iter().zip(aggregation.keys.fields());
+        keys.map(|(key, field)| conform(key, field.data_type())).collect()
+    }
+
+    /// Takes the state columns of all `groups` out, whose keys were taken, with what some of them, by their `numbers`, had
+    /// `before`. That is added to the others, which all groups have: where accumulators are given no NULL they take it that
+    /// every group so far has a value.
+    pub(super) fn take_states(
+        &mut self,
+        aggregation: &Aggregation,
+        before: &[ArrayRef],
+        numbers: &[usize],
+        groups: usize,
+    ) -> Result<Vec<ArrayRef>, DataFusionError> {
+        if !numbers.is_empty() {
+            self.states.merge(before, numbers, groups)?;
         }
-        Ok(RecordBatch::new_empty(Arc::clone(&aggregation.partial)))
+        self.states.take(&aggregation.partial)
     }
 
     /// About how much memory the groups take.

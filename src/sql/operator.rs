@@ -231,9 +231,13 @@ impl Parts {
         let aggregation = &plan.aggregation;
         let mut checkpoint = OperatorCheckpoint::default();
         let mut gone = Vec::new();
-        if self.delta.len() > 0 {
-            let delta = self.delta.take(aggregation).map_err(failed)?;
-            self.changed(plan, delta, &mut checkpoint, &mut gone)?;
+        match (self.delta.len(), &self.sessions) {
+            (0, _) => {}
+            (_, None) => self.changed(plan, &mut checkpoint)?,
+            (_, Some(_)) => {
+                let delta = self.delta.take(aggregation).map_err(failed)?;
+                self.changed_sessions(plan, &delta, &mut checkpoint, &mut gone)?;
+            }
         }
         if let (Some(closing), Some(windows)) = (&mut self.closing, &plan.closing)
             && let Some(last) = closing.close(&windows.window)
@@ -258,60 +262,51 @@ impl Parts {
         Ok(checkpoint)
     }
 
-    /// Takes changed groups into the state, and writes down what the sink and the store are to be told of them. The keys of
-    /// sessions that went into others are put to those that are `gone`.
-    fn changed(
-        &mut self,
-        plan: &AggregatePlan,
-        delta: RecordBatch,
-        checkpoint: &mut OperatorCheckpoint,
-        gone: &mut Vec<Vec<ArrayRef>>,
-    ) -> Result<(), StageError> {
+    /// Takes changed groups into the state, and writes down what the sink and the store are to be told of them.
+    fn changed(&mut self, plan: &AggregatePlan, checkpoint: &mut OperatorCheckpoint) -> Result<(), StageError> {
         let aggregation = &plan.aggregation;
-        let groups = delta.num_rows();
-        if groups == 0 {
-            return Ok(());
-        }
-        if self.sessions.is_some() {
-            return self.changed_sessions(plan, &delta, checkpoint, gone);
-        }
-        let keys = &delta.columns()[..aggregation.key_columns()];
+        let groups = self.delta.len();
+        let keys = &self.delta.take_keys(aggregation).map_err(failed)?;
         let mut encoded = self.table.encode(keys, groups).map_err(failed)?;
         let old = self.table.find(&mut encoded).map_err(failed)?;
-        let states = merge(aggregation, &old, &delta).map_err(failed)?;
+        let states = self.delta.take_states(aggregation, &old.states, &old.numbers, groups).map_err(failed)?;
         if plan.mode != OutputMode::Append {
             checkpoint.output.extend(plan.output(keys, &old, &states, groups)?);
         }
         if self.closing.is_none() {
-            let rows = plan.stored(keys, &states, groups)?;
-            self.table.put(encoded, &states, Vec::new()).map_err(failed)?;
-            checkpoint.state.extend(self.delta(plan, rows)?);
-            return Ok(());
+            let others = self.table.len() - old.numbers.len();
+            checkpoint.state.extend(self.deltas(plan, plan.stored(keys, &states, groups)?, others, &encoded)?);
+            return self.table.put(encoded, &states, Vec::new()).map_err(failed);
         }
         let mut stored = vec![false; groups];
         old.numbers.iter().for_each(|number| stored[*number] = true);
         self.settle(plan, Changed { keys, states: &states, stored: &stored, encoded }, checkpoint)
     }
 
-    /// What is stored of changed rows, which are in the table by now: these rows, or the whole table when it is not much more,
-    /// since then nothing has to be merged with what is stored.
-    fn delta(&self, plan: &AggregatePlan, changed: RecordBatch) -> Result<Vec<StateDelta>, StageError> {
-        let (table, all) = (0, self.table.len());
-        if changed.num_rows() == all {
-            return Ok(vec![StateDelta { table, rows: changed, whole: true }]);
-        }
-        if changed.num_rows() * REWRITTEN < all {
-            return Ok(vec![StateDelta { table, rows: changed, whole: false }]);
+    /// What is stored of changed rows that are not in the table yet: these rows, or with them the `others` in the table when
+    /// these are not many more, since then nothing has to be merged with what is stored.
+    fn deltas(
+        &self,
+        plan: &AggregatePlan,
+        changed: RecordBatch,
+        others: usize,
+        found: &EncodedKeys,
+    ) -> Result<Vec<StateDelta>, StageError> {
+        let groups = changed.num_rows();
+        let delta = |rows, whole| StateDelta { table: 0, rows, whole };
+        if others == 0 || groups * REWRITTEN < groups + others {
+            return Ok(vec![delta(changed, others == 0)]);
         }
         // The first of several ends what was stored, and the others come on top.
-        let pieces = self.table.all().map_err(failed)?.into_iter().enumerate();
-        let delta = |(number, Rowset { keys, states, rows })| {
-            Ok(StateDelta { table, rows: plan.stored(&keys, &states, rows)?, whole: number == 0 })
-        };
-        pieces.map(delta).collect()
+        let mut deltas = vec![delta(changed, true)];
+        for Rowset { keys, states, rows } in self.table.others(found).map_err(failed)? {
+            deltas.push(delta(plan.stored(&keys, &states, rows)?, false));
+        }
+        Ok(deltas)
     }
 
-    /// Takes changed sessions into the state. Those that went into others leave it.
+    /// Takes changed sessions into the state, and writes down what the sink and the store are to be told of them. The keys of
+    /// those that went into others are put to those that are `gone`.
     fn changed_sessions(
         &mut self,
         plan: &AggregatePlan,
@@ -338,7 +333,7 @@ impl Parts {
         }
         let groups = met.changed.len();
         let mut merged = aggregation.states().map_err(failed)?;
-        // These are of all groups, and so come first, as in `merge`.
+        // These are of all groups, and so come first, as in `Groups::take_states`.
         merged.merge(aggregation.state_columns(delta), &met.numbers, groups).map_err(failed)?;
         if !met.before.is_empty() {
             let numbers: Vec<_> = met.before.iter().map(|(number, ..)| *number).collect();
@@ -514,20 +509,6 @@ struct Changed<'a> {
     states: &'a [ArrayRef],
     stored: &'a [bool],
     encoded: EncodedKeys,
-}
-
-/// The new states of the groups of a delta. The delta comes first, since it has all of them: where accumulators are given no
-/// NULL they take it that every group so far has a value, also one of which there was no state.
-fn merge(aggregation: &Aggregation, old: &Found, delta: &RecordBatch) -> Result<Vec<ArrayRef>, DataFusionError> {
-    let groups = delta.num_rows();
-    let states = aggregation.state_columns(delta);
-    if old.numbers.is_empty() {
-        return Ok(states.to_vec());
-    }
-    let mut merged = aggregation.states()?;
-    merged.merge(states, &(0..groups).collect::<Vec<_>>(), groups)?;
-    merged.merge(&old.states, &old.numbers, groups)?;
-    merged.take(&aggregation.partial)
 }
 
 impl AggregatePlan {

@@ -4,8 +4,6 @@
 //! that is replaced stays behind dead until half of its chunk is; then the living ones move on, so the dead never take
 //! more room than the living, and what a checkpoint costs follows what it changes.
 
-use std::hint::black_box;
-
 use arrow::array::{Array, ArrayRef, new_empty_array};
 use arrow::compute::interleave;
 use arrow::datatypes::{FieldRef, SchemaRef};
@@ -15,6 +13,7 @@ use hashbrown::HashTable;
 use strandline_actors::compaction::{LARGEST, bytes, in_pieces};
 
 use super::routing::{KeyEncoder, hash};
+use crate::prefetch::prefetch_few;
 
 /// Rows in a chunk at most, unless they came together.
 const CHUNK: usize = 64 * 1024;
@@ -147,8 +146,7 @@ impl StateTable {
             for (alike, hash) in alike.iter_mut().zip(hashes) {
                 *alike = self.index.find(*hash, |place| place.tag == tag(*hash)).map(|place| place.address);
             }
-            let fetched = alike[..hashes.len()].iter().flatten().map(|address| self.first_byte(*address));
-            black_box(fetched.fold(0, |all, byte| all ^ byte));
+            alike[..hashes.len()].iter().flatten().for_each(|address| self.prefetch_key(*address));
             for (at, (alike, hash)) in alike.iter().zip(hashes).enumerate() {
                 let key = keys.key(part * TOGETHER + at);
                 found.push(match alike {
@@ -244,8 +242,24 @@ impl StateTable {
         self.all_within(LARGEST)
     }
 
+    /// The rows of all keys but those that have just been looked up, likewise.
+    pub(super) fn others(&self, keys: &EncodedKeys) -> Result<Vec<Rowset>, ArrowError> {
+        let Some((_, found)) = keys.found.as_ref().filter(|(changes, _)| *changes == self.changes) else {
+            return Err(ArrowError::ComputeError("the keys were not looked up just before".into()));
+        };
+        let rows = |chunk: &Option<Chunk>| vec![false; chunk.as_ref().map_or(0, |chunk| chunk.hashes.len())];
+        let mut left_out: Vec<_> = self.chunks.iter().map(rows).collect();
+        found.iter().flatten().for_each(|address| left_out[address.chunk as usize][address.row as usize] = true);
+        let addresses = self.index.iter().map(|place| place.address);
+        let others = addresses.filter(|address| !left_out[address.chunk as usize][address.row as usize]);
+        self.rows_at(&others.collect::<Vec<_>>(), LARGEST)
+    }
+
     fn all_within(&self, largest: usize) -> Result<Vec<Rowset>, ArrowError> {
-        let addresses: Vec<_> = self.index.iter().map(|place| place.address).collect();
+        self.rows_at(&self.index.iter().map(|place| place.address).collect::<Vec<_>>(), largest)
+    }
+
+    fn rows_at(&self, addresses: &[Address], largest: usize) -> Result<Vec<Rowset>, ArrowError> {
         let key = |address: &Address| {
             let chunk = self.chunks[address.chunk as usize].as_ref()?;
             Some(chunk.keys.as_ref()?.row(address.row as usize))
@@ -259,7 +273,7 @@ impl StateTable {
             let keys = self.encoder.decode(addresses.iter().filter_map(key))?;
             Ok(Rowset { keys, states, rows: addresses.len() })
         };
-        in_pieces(largest, &addresses, rowset, |rowset| Ok(bytes(&rowset.keys)? + bytes(&rowset.states)?))
+        in_pieces(largest, addresses, rowset, |rowset| Ok(bytes(&rowset.keys)? + bytes(&rowset.states)?))
     }
 
     /// The marks of the windows of all rows.
@@ -288,9 +302,10 @@ impl StateTable {
         is(&self.chunks, address, key)
     }
 
-    fn first_byte(&self, address: Address) -> u8 {
-        let chunk = self.chunks[address.chunk as usize].as_ref();
-        chunk.and_then(|chunk| chunk.key(address.row as usize).first()).copied().unwrap_or_default()
+    fn prefetch_key(&self, address: Address) {
+        if let Some(chunk) = &self.chunks[address.chunk as usize] {
+            prefetch_few(chunk.key(address.row as usize));
+        }
     }
 
     fn add(&mut self, chunk: Chunk) -> u32 {
@@ -601,6 +616,30 @@ mod tests {
         assert_eq!(table.len(), 160);
         assert_eq!(get(&table, &names), names.iter().cloned().zip((0..100).map(|n| -n)).collect());
         assert_eq!(table.chunks.iter().flatten().map(|chunk| chunk.living).sum::<usize>(), 160);
+    }
+
+    #[test]
+    fn the_others_are_those_that_were_not_looked_up() {
+        let mut table = table();
+        let rows: Vec<_> = (0..1000).map(|n| (format!("key {n}"), n)).collect();
+        // Of several chunks, in which some rows are dead.
+        for rows in [&rows[..700], &rows[600..], &rows[100..150]] {
+            put(&mut table, rows);
+        }
+        let names: Vec<_> = (500..1100).map(|n| format!("key {n}")).collect();
+        let mut encoded = table.encode(&keys(&names), names.len()).unwrap();
+        assert!(table.others(&encoded).is_err(), "they were not looked up");
+        table.find(&mut encoded).unwrap();
+        let others = table.others(&encoded).unwrap();
+        let mut found = BTreeMap::new();
+        for piece in &others {
+            let (keys, values) = (piece.keys[0].as_string::<i32>(), piece.states[0].as_primitive::<Int64Type>());
+            (0..piece.rows)
+                .for_each(|row| assert!(found.insert(keys.value(row).to_owned(), values.value(row)).is_none()));
+        }
+        assert_eq!(found, rows[..500].iter().cloned().collect());
+        table.put(encoded, &[Arc::new(Int64Array::from(vec![0; 600]))], Vec::new()).unwrap();
+        assert_eq!(table.len(), 1100);
     }
 
     /// Many small checkpoints do not leave many small chunks.

@@ -2,11 +2,10 @@
 //!
 //! Once there are more keys than a cache holds, a lookup costs what it waits for memory, and a branch that is guessed wrongly
 //! meanwhile makes the next one wait, too. So rows are looked up some together, and what they need is fetched for all of them
-//! before anything is decided on it: first where the table may have them, then the bytes of the keys found there. Nothing is
-//! ever removed but all at once, so the table is a plain one with linear probing.
+//! before anything is decided on it: first where the table may have them, then where the keys found there are, then their
+//! bytes. Nothing is ever removed but all at once, so the table is a plain one with linear probing.
 
 use std::hash::BuildHasher;
-use std::hint::black_box;
 use std::sync::Arc;
 
 use arrow::array::{Array, ArrayRef, AsArray, GenericByteArray, NullBufferBuilder};
@@ -15,6 +14,7 @@ use arrow::datatypes::{BinaryType, ByteArrayType, DataType, Utf8Type};
 use datafusion::error::DataFusionError;
 use hashbrown::DefaultHashBuilder;
 
+use crate::prefetch::{prefetch, prefetch_few};
 use crate::words;
 
 /// Rows that are looked up together: what is fetched for them stays in the nearest cache.
@@ -98,18 +98,17 @@ impl Texts {
         let (mut hashes, mut alike) = ([0; TOGETHER], [None; TOGETHER]);
         for from in (0..rows).step_by(TOGETHER) {
             let until = (from + TOGETHER).min(rows);
-            let mut fetched = 0;
             for (hash, row) in hashes.iter_mut().zip(from..until) {
                 *hash = self.hash(key(row));
-                fetched ^= self.slots[self.first(*hash)].hash;
+                prefetch(&self.slots[self.first(*hash)]);
             }
-            black_box(fetched);
             for (alike, hash) in alike.iter_mut().zip(&hashes[..until - from]) {
                 *alike = self.alike(*hash);
-                let start = alike.map_or(0, |group| self.ends[group as usize]);
-                fetched ^= u32::from(self.bytes.get(start as usize).copied().unwrap_or_default());
+                alike.iter().for_each(|group| prefetch(&self.ends[*group as usize]));
             }
-            black_box(fetched);
+            for group in alike[..until - from].iter().flatten() {
+                prefetch_few(self.bytes_of(*group));
+            }
             for ((hash, alike), row) in hashes.iter().zip(&alike).zip(from..until) {
                 numbers.push(match alike {
                     _ if nulls.is_some_and(|nulls| nulls.is_null(row)) => self.of_null(),
@@ -148,8 +147,13 @@ impl Texts {
     /// Whether this is the key of a group.
     #[inline]
     fn is(&self, group: u32, key: &[u8]) -> bool {
-        let (start, end) = (self.ends[group as usize] as usize, self.ends[group as usize + 1] as usize);
-        end - start == key.len() && words::same(&self.bytes[start..end], key)
+        let bytes = self.bytes_of(group);
+        bytes.len() == key.len() && words::same(bytes, key)
+    }
+
+    #[inline]
+    fn bytes_of(&self, group: u32) -> &[u8] {
+        &self.bytes[self.ends[group as usize] as usize..self.ends[group as usize + 1] as usize]
     }
 
     fn of_null(&mut self) -> usize {

@@ -60,6 +60,47 @@ fn a_checkpoint_holds_the_changed_groups() {
     assert!(third.state.is_empty() && third.output.is_empty());
 }
 
+/// When half of the groups or more have changed, all are written: the changed ones first, which end what was stored, and then
+/// each of the others once, in no row together.
+#[test]
+fn where_most_groups_have_changed_all_are_written() {
+    let plan = counting();
+    let mut operator = plan.query().operator(0);
+    let mut stored = Vec::new();
+    // None yet; half of those that there are then; too few; new ones, and all that there are.
+    for (keys, whole, others) in
+        [(0..600, true, 0), (300..900, true, 300), (0..449, false, 0), (600..1200, true, 600), (0..1200, true, 0)]
+    {
+        let changed = keys.len();
+        operator.apply(rows(&plan, keys), None).unwrap();
+        let state = operator.checkpoint().unwrap().state;
+        let found: Vec<_> = state.iter().map(|delta| (delta.whole, delta.rows.num_rows())).collect();
+        let wanted = [(whole, changed), (false, others)];
+        assert_eq!(found, wanted[..if others > 0 { 2 } else { 1 }]);
+        if whole {
+            stored.clear();
+        }
+        stored.extend(state);
+        let mut restored = plan.query().operator(0);
+        restored.restore(stored.clone()).unwrap();
+        assert_eq!(restored.keys(), operator.keys());
+        // A row more for each group shows what it had.
+        for operator in [&mut operator, &mut restored] {
+            operator.apply(rows(&plan, 0..1200), None).unwrap();
+        }
+        let results = [operator, restored].map(|mut operator| {
+            let rows = operator.checkpoint().unwrap().output.remove(0).rows;
+            let mut rows: Vec<_> = (0..rows.num_rows()).map(|row| format!("{:?}", values(&rows, row))).collect();
+            rows.sort();
+            rows
+        });
+        assert_eq!(results[0].len(), 1200);
+        assert_eq!(results[0], results[1]);
+        operator = plan.query().operator(0);
+        operator.restore(stored.clone()).unwrap();
+    }
+}
+
 fn delta(names: &[&str], counts: &[i64], gone: &[bool]) -> StateDelta {
     let sums = DataType::Decimal128(38, 0);
     let columns: Vec<(&str, ArrayRef)> = vec![
