@@ -348,8 +348,10 @@ impl Life {
                     let record = record(message, self.start.parts);
                     let size = record.bytes();
                     let columns = columns.get_or_insert_with(|| {
-                        let rows = limit.rows.min(self.messages.len());
-                        Columns::with_capacity(&self.schema, self.start.parts, rows, rows * self.mean)
+                        // As many as wait, so that nothing is moved while the batch grows; a little more than they usually take.
+                        let rows = limit.rows.min(self.messages.len() + self.queue.len());
+                        let bytes = limit.bytes.min(rows * self.mean / 16 * 17);
+                        Columns::with_capacity(&self.schema, self.start.parts, rows, bytes)
                     });
                     let full = columns.rows() >= limit.rows || columns.bytes() + size > limit.bytes;
                     if full && columns.rows() > 0 {

@@ -108,6 +108,32 @@ const PREFIXES: [&str; 10] = [
     "Execution error: ",
 ];
 
+/// What the clauses of statements begin with.
+const KEYWORDS: [&str; 22] = [
+    "CREATE",
+    "EXTERNAL",
+    "TABLE",
+    "VIEW",
+    "PRIMARY KEY",
+    "STORED AS",
+    "LOCATION",
+    "OPTIONS",
+    "INSERT",
+    "INTO",
+    "SELECT",
+    "DISTINCT",
+    "FROM",
+    "WHERE",
+    "GROUP BY",
+    "HAVING",
+    "QUALIFY",
+    "UNION",
+    "PARTITION BY",
+    "ORDER BY",
+    "BETWEEN",
+    "FILTER",
+];
+
 /// Splits ` at Line: 1, Column: 8` off a message of the parser.
 fn place_of_parser(message: &str) -> Option<(&str, Place)> {
     let (rest, at) = message.rsplit_once(" at Line: ")?;
@@ -130,6 +156,31 @@ impl Text {
     /// Refuses what nests too deep for those who read it after this.
     pub(super) fn check_depth(&self) -> Result<(), SqlError> {
         depth::check(&self.tokens)
+    }
+
+    /// An error of the parser, with the keyword that was likely meant if a word at its place, or right before it, is nearly one:
+    /// of `FROM orders GROUPBY user_id` the parser complains about `user_id`.
+    pub(super) fn advised(&self, error: SqlError) -> SqlError {
+        let Some(Place { line, column }) = error.place else { return error };
+        let before =
+            self.tokens.iter().filter(|token| (token.span.start.line, token.span.start.column) <= (line, column));
+        let words = before.rev().filter_map(|token| match &token.token {
+            Token::Word(word) if word.quote_style.is_none() => Some(word.value.to_uppercase()),
+            _ => None,
+        });
+        let slip = words.take(2).find_map(|word| {
+            let far = |keyword: &&&str| strsim::damerau_levenshtein(&word, keyword);
+            let nearest = KEYWORDS.iter().min_by_key(far)?;
+            // Short words are near to too many.
+            (1..=word.len() / 4).contains(&far(&nearest)).then_some((word, *nearest))
+        });
+        match slip {
+            Some((word, keyword)) => {
+                let message = format!("{}; did you mean {keyword} where {word} stands?", error.message);
+                SqlError { message, ..error }
+            }
+            None => error,
+        }
     }
 
     /// The first place of a word outside strings and comments at or after another place, whatever its case.

@@ -20,6 +20,10 @@ use super::metadata::{normal, plain_name};
 use super::ranking;
 use super::windows;
 
+/// Why there are no joins yet, and what to do meanwhile.
+const ONE_TABLE: &str = "a query reads one table so far. Meanwhile have the producer write the columns into the records, or let \
+    the database that the result goes to join it";
+
 /// Aggregates whose result is the same in whatever order records come and however they are cut into batches.
 pub(super) const AGGREGATES: [&str; 29] = [
     "approx_distinct",
@@ -376,11 +380,11 @@ impl Visitor for Check<'_> {
             [from] if from.joins.is_empty() => {}
             [from] => {
                 let span = from.joins.first().map_or_else(Span::empty, |join| join.relation.span());
-                let message = "JOIN is not supported yet: a query reads one table so far";
+                let message = format!("JOIN is not supported yet: {ONE_TABLE}");
                 return self.refuse(self.keyword("JOIN", span), "JOIN", message);
             }
             [_, second, ..] => {
-                let message = "a join of several tables in FROM is not supported yet: a query reads one table so far";
+                let message = format!("a join of several tables in FROM is not supported yet: {ONE_TABLE}");
                 return self.refuse(second.relation.span(), "FROM", message);
             }
         }

@@ -70,7 +70,8 @@ pub(super) struct Statements {
 
 /// Reads all statements.
 pub(super) fn read(sql: &str, text: &Text) -> Result<Statements, SqlError> {
-    let statements = DFParserBuilder::new(sql).build()?.parse_statements()?;
+    let statements = DFParserBuilder::new(sql).build().and_then(|mut parser| parser.parse_statements());
+    let statements = statements.map_err(|error| text.advised(error.into()))?;
     let starts = text.statements();
     let mut reader = Reader {
         text,

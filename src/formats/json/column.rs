@@ -10,7 +10,7 @@ use super::fault::Fault;
 use super::flat::{Booleans, Bytes, Primitives, hex, text};
 use super::nested::{Element, FixedLists, Lists, Maps, Members, Structs};
 use super::options::{ExtraField, JsonOptions, MissingField};
-use super::reader::Value;
+use super::reader::{Value, is_null};
 use super::{number, time};
 
 /// A column under construction.
@@ -18,8 +18,8 @@ use super::{number, time};
 /// After an append failed the column may hold a part of the value, at any depth: it is whole again once it was
 /// truncated to the rows that it had before.
 pub(super) trait Column: Send {
-    /// Appends a value, which is not null.
-    fn append(&mut self, value: Value<'_>) -> Result<(), Fault>;
+    /// Appends the value that stands in this text, which is valid JSON, and not null.
+    fn append(&mut self, text: &str) -> Result<(), Fault>;
     /// Appends NULL, or what stands below a NULL when the column itself has none.
     fn append_null(&mut self);
     /// Makes room for more rows.
@@ -40,18 +40,18 @@ pub(super) struct Named {
 impl Named {
     /// Appends the value of a record's field, or the lack of it.
     #[inline]
-    pub(super) fn append(&mut self, value: Option<Value<'_>>, missing: MissingField) -> Result<(), Fault> {
-        match value {
-            Some(Value::Null) | None if self.nullable => {
-                if value.is_none() && missing == MissingField::Error {
+    pub(super) fn append(&mut self, text: Option<&str>, missing: MissingField) -> Result<(), Fault> {
+        match text {
+            Some(text) if !is_null(text) => self.column.append(text).map_err(|fault| fault.within(&self.name)),
+            _ if self.nullable => {
+                if text.is_none() && missing == MissingField::Error {
                     return Err(Fault::new("missing, and 'json.missing' is 'error'").within(&self.name));
                 }
                 self.column.append_null();
                 Ok(())
             }
-            Some(Value::Null) => Err(Fault::new("null, but declared NOT NULL").within(&self.name)),
+            Some(_) => Err(Fault::new("null, but declared NOT NULL").within(&self.name)),
             None => Err(Fault::new("missing, but declared NOT NULL").within(&self.name)),
-            Some(value) => self.column.append(value).map_err(|fault| fault.within(&self.name)),
         }
     }
 }

@@ -35,8 +35,8 @@ impl<T: ArrowPrimitiveType, F: Fn(Value<'_>) -> Result<T::Native, Fault>> Primit
 }
 
 impl<T: ArrowPrimitiveType, F: Fn(Value<'_>) -> Result<T::Native, Fault> + Send> Column for Primitives<T, F> {
-    fn append(&mut self, value: Value<'_>) -> Result<(), Fault> {
-        self.values.push((self.parse)(value)?);
+    fn append(&mut self, text: &str) -> Result<(), Fault> {
+        self.values.push((self.parse)(Value::of(text))?);
         self.nulls.append_non_null();
         Ok(())
     }
@@ -75,7 +75,8 @@ impl Default for Booleans {
 }
 
 impl Column for Booleans {
-    fn append(&mut self, value: Value<'_>) -> Result<(), Fault> {
+    fn append(&mut self, text: &str) -> Result<(), Fault> {
+        let value = Value::of(text);
         let boolean = match value {
             Value::Bool(boolean) => boolean,
             Value::Text(r#""true""#) => true,
@@ -107,8 +108,8 @@ impl Column for Booleans {
     }
 }
 
-/// Writes the bytes of a value.
-pub(super) type Write = fn(Value<'_>, &mut Vec<u8>) -> Result<(), Fault>;
+/// Writes the bytes of the value that stands in a text.
+pub(super) type Write = fn(&str, &mut Vec<u8>) -> Result<(), Fault>;
 
 /// Text or bytes, each written by a function.
 pub(super) struct Bytes<T: ByteArrayType> {
@@ -153,8 +154,8 @@ impl<T: ByteArrayType> Bytes<T> {
 }
 
 impl<T: ByteArrayType> Column for Bytes<T> {
-    fn append(&mut self, value: Value<'_>) -> Result<(), Fault> {
-        (self.write)(value, &mut self.bytes)?;
+    fn append(&mut self, text: &str) -> Result<(), Fault> {
+        (self.write)(text, &mut self.bytes)?;
         self.end()
     }
 
@@ -189,8 +190,8 @@ impl<T: ByteArrayType> Keys for Bytes<T> {
 }
 
 /// What a string says; of every other value its JSON text as it was written.
-pub(super) fn text(value: Value<'_>, bytes: &mut Vec<u8>) -> Result<(), Fault> {
-    match value {
+pub(super) fn text(text: &str, bytes: &mut Vec<u8>) -> Result<(), Fault> {
+    match Value::of(text) {
         Value::Text(quoted) => bytes.extend_from_slice(reader::content(quoted)?.as_bytes()),
         Value::Number(text) | Value::Array(text) | Value::Object(text) => bytes.extend_from_slice(text.as_bytes()),
         Value::Bool(true) => bytes.extend_from_slice(b"true"),
@@ -201,7 +202,8 @@ pub(super) fn text(value: Value<'_>, bytes: &mut Vec<u8>) -> Result<(), Fault> {
 }
 
 /// The bytes that a string of hexadecimal digits stands for.
-pub(super) fn hex(value: Value<'_>, bytes: &mut Vec<u8>) -> Result<(), Fault> {
+pub(super) fn hex(text: &str, bytes: &mut Vec<u8>) -> Result<(), Fault> {
+    let value = Value::of(text);
     let Value::Text(quoted) = value else {
         return Err(Fault::kind("BYTEA as hexadecimal text", value));
     };

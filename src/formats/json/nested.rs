@@ -18,7 +18,7 @@ use super::flat::{Keys, finish_nulls};
 use super::flat_object;
 use super::layout::Layout;
 use super::options::MissingField;
-use super::reader::{self, Value};
+use super::reader::{self, Value, is_null};
 
 /// From how many fields on a hash table finds a name faster than looking at each.
 const MANY_FIELDS: usize = 16;
@@ -127,7 +127,7 @@ fn append_found(
     missing: MissingField,
 ) -> Result<(), Fault> {
     for (field, found) in fields.iter_mut().zip(found) {
-        field.append(found.take().and_then(|place| text.get(place)).map(Value::of), missing)?;
+        field.append(found.take().and_then(|place| text.get(place)), missing)?;
     }
     Ok(())
 }
@@ -147,7 +147,8 @@ impl Structs {
 }
 
 impl Column for Structs {
-    fn append(&mut self, value: Value<'_>) -> Result<(), Fault> {
+    fn append(&mut self, text: &str) -> Result<(), Fault> {
+        let value = Value::of(text);
         let Value::Object(text) = value else {
             return Err(Fault::kind("STRUCT", value));
         };
@@ -188,14 +189,14 @@ pub(super) struct Element {
 }
 
 impl Element {
-    fn append(&mut self, value: Value<'_>) -> Result<(), Fault> {
-        match value {
-            Value::Null if self.nullable => {
+    fn append(&mut self, text: &str) -> Result<(), Fault> {
+        match is_null(text) {
+            true if self.nullable => {
                 self.column.append_null();
                 Ok(())
             }
-            Value::Null => Err(Fault::new("null, but declared NOT NULL")),
-            _ => self.column.append(value),
+            true => Err(Fault::new("null, but declared NOT NULL")),
+            false => self.column.append(text),
         }
     }
 }
@@ -242,13 +243,14 @@ impl<O: OffsetSizeTrait> Lists<O> {
 }
 
 impl<O: OffsetSizeTrait> Column for Lists<O> {
-    fn append(&mut self, value: Value<'_>) -> Result<(), Fault> {
+    fn append(&mut self, text: &str) -> Result<(), Fault> {
+        let value = Value::of(text);
         let Value::Array(text) = value else {
             return Err(Fault::kind("an array", value));
         };
         let mut elements = 0;
         reader::elements(text, |value| {
-            self.element.append(Value::of(value)).map_err(|fault| fault.at(elements))?;
+            self.element.append(value).map_err(|fault| fault.at(elements))?;
             elements += 1;
             Ok(())
         })?;
@@ -299,13 +301,14 @@ impl FixedLists {
 }
 
 impl Column for FixedLists {
-    fn append(&mut self, value: Value<'_>) -> Result<(), Fault> {
+    fn append(&mut self, text: &str) -> Result<(), Fault> {
+        let value = Value::of(text);
         let Value::Array(text) = value else {
             return Err(Fault::kind("an array", value));
         };
         let mut elements = 0;
         reader::elements(text, |value| {
-            self.element.append(Value::of(value)).map_err(|fault| fault.at(elements))?;
+            self.element.append(value).map_err(|fault| fault.at(elements))?;
             elements += 1;
             Ok(())
         })?;
@@ -365,7 +368,8 @@ impl Maps {
 }
 
 impl Column for Maps {
-    fn append(&mut self, value: Value<'_>) -> Result<(), Fault> {
+    fn append(&mut self, text: &str) -> Result<(), Fault> {
+        let value = Value::of(text);
         let Value::Object(text) = value else {
             return Err(Fault::kind("an object", value));
         };
@@ -386,7 +390,7 @@ impl Column for Maps {
         }
         for (key, value) in &entries {
             self.keys.append_key(key)?;
-            self.values.append(Value::of(value)).map_err(|fault| fault.within(key))?;
+            self.values.append(value).map_err(|fault| fault.within(key))?;
         }
         self.ends.push(entries.len())?;
         self.nulls.append_non_null();

@@ -6,6 +6,7 @@ use arrow::datatypes::i256;
 
 use super::fault::{Fault, excerpt};
 use super::reader::{self, Value};
+use crate::words;
 
 /// The digits of a number, or of a string that holds exactly a number.
 fn digits<'a>(value: Value<'a>, expected: &str) -> Result<Cow<'a, str>, Fault> {
@@ -50,18 +51,18 @@ fn whole_exactly(text: &str) -> Result<i128, Inexact> {
 /// infinite.
 #[inline]
 pub(super) fn floating<T: Float>(value: Value<'_>, sql: &str) -> Result<T, Fault> {
-    if let Value::Text(quoted) = value {
-        match quoted {
-            r#""NaN""# => return Ok(T::NAN),
-            r#""Infinity""# | r#""+Infinity""# | r#""+INF""# => return Ok(T::INFINITY),
-            r#""-Infinity""# | r#""-INF""# => return Ok(T::NEG_INFINITY),
-            _ => {}
+    match value {
+        Value::Number(text) => {
+            if let Some(number) = T::short(text) {
+                return Ok(number);
+            }
         }
+        Value::Text(r#""NaN""#) => return Ok(T::NAN),
+        Value::Text(r#""Infinity""# | r#""+Infinity""# | r#""+INF""#) => return Ok(T::INFINITY),
+        Value::Text(r#""-Infinity""# | r#""-INF""#) => return Ok(T::NEG_INFINITY),
+        _ => {}
     }
     let text = digits(value, sql)?;
-    if let Some(number) = T::short(&text) {
-        return Ok(number);
-    }
     match text.parse::<T>() {
         Ok(number) if number.finite() => Ok(number),
         _ => Err(Fault::new(format!("{} is out of range for {sql}", excerpt(&text)))),
@@ -105,8 +106,15 @@ impl Float for f64 {
         const POWERS: [f64; 16] =
             [1e0, 1e1, 1e2, 1e3, 1e4, 1e5, 1e6, 1e7, 1e8, 1e9, 1e10, 1e11, 1e12, 1e13, 1e14, 1e15];
         let (negative, number) = text.strip_prefix('-').map_or((false, text), |number| (true, number));
+        if !number.starts_with(|first: char| first.is_ascii_digit()) {
+            return None;
+        }
+        if let Some((digits, behind)) = words::number(number.as_bytes()) {
+            let size = f64::from(digits) / POWERS[behind];
+            return Some(if negative { -size } else { size });
+        }
         // One more than the digits, for the point.
-        if number.len() > 16 || !number.starts_with(|first: char| first.is_ascii_digit()) {
+        if number.len() > 16 {
             return None;
         }
         let (mut digits, mut behind) = (0_u64, None);

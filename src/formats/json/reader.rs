@@ -28,6 +28,7 @@ pub(super) enum Value<'a> {
 
 impl<'a> Value<'a> {
     /// The value that valid JSON text without surrounding blanks holds.
+    #[inline]
     pub(super) fn of(text: &'a str) -> Self {
         match text.as_bytes().first() {
             Some(b'"') => Self::Text(text),
@@ -39,6 +40,12 @@ impl<'a> Value<'a> {
             _ => Self::Number(text),
         }
     }
+}
+
+/// Whether valid JSON text without surrounding blanks holds null.
+#[inline]
+pub(super) fn is_null(text: &str) -> bool {
+    text.as_bytes().first() == Some(&b'n')
 }
 
 /// Calls `each` with every member of the one object that `text` holds, as name and value, in the order of the text.

@@ -114,6 +114,9 @@ refuses! {
     cte_of_a_taken_name: "WITH orders AS (SELECT item, amount FROM other) SELECT item, amount FROM orders" => 6, "WITH orders", "already";
     recursive: "WITH RECURSIVE r AS (SELECT item, amount FROM orders) SELECT * FROM r" => 1, "WITH RECURSIVE is not supported";
     from_a_sink: "SELECT k, v FROM result" => 0, "result is a table to write to; only kafka:// tables can be read";
+    misspelt_group_by: "SELECT item, sum(amount) FROM orders GROUPBY item" => 46, "found: item", "did you mean GROUP BY where GROUPBY stands?";
+    misspelt_from: "SELECT item, amount FORM orders" => 26, "did you mean FROM where FORM stands?";
+    misspelt_where: "SELECT item, amount FROM orders WHRE qty > 1" => 38, "did you mean WHERE where WHRE stands?";
     syntax: "SELECT item, amount FROM orders WHERE qty > 1 2" => 47, "Expected: end of statement, found: 2";
     qualify: "SELECT item, amount FROM orders QUALIFY row_number() OVER () = 1" => 41, "ROW_NUMBER() OVER (...) needs ORDER BY";
     renaming_alias: "SELECT a, c FROM orders AS o (a, b, c, d, e)" => 28, "renames columns, which is not supported";
@@ -142,6 +145,7 @@ fn statements_that_make_no_pipeline() {
     );
     whole("DROP TABLE x", "line 1, column 1: ", &["`DROP TABLE x` is not supported"]);
     whole("SET datafusion.execution.batch_size = 1", "line 1, column 1: ", &["is not supported"]);
+    whole("SELCT 1", "line 1, column 1: ", &["did you mean SELECT where SELCT stands?"]);
     whole("EXPLAIN SELECT 1", "line 1, column 1: ", &["is not supported"]);
     whole("COPY (SELECT 1) TO 'x.csv' STORED AS CSV", "line 1, column 1: ", &["is not supported"]);
     whole("CREATE EXTERNAL TABLE", "Expected: identifier, found: EOF", &[]);
