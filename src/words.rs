@@ -7,11 +7,17 @@ pub(crate) const HIGH: u64 = 0x8080_8080_8080_8080;
 /// Eight times the digit 0.
 const ZEROS: u64 = ONES * b'0' as u64;
 
+/// The word that eight bytes make.
+#[inline]
+pub(crate) fn word(bytes: &[u8]) -> u64 {
+    debug_assert_eq!(bytes.len(), 8);
+    bytes.try_into().map_or(0, u64::from_le_bytes)
+}
+
 /// Whether two texts of one length are the same. For texts that are too short for a call to pay.
 #[inline]
 pub(crate) fn same(a: &[u8], b: &[u8]) -> bool {
     debug_assert_eq!(a.len(), b.len());
-    let word = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
     let (words, others) = (a.chunks_exact(8), b.chunks_exact(8));
     let ends = words.remainder().iter().zip(others.remainder()).all(|(a, b)| a == b);
     ends && words.zip(others).all(|(a, b)| word(a) == word(b))
@@ -34,8 +40,8 @@ pub(crate) fn digits(word: u64) -> usize {
     (others.trailing_zeros() / 8) as usize
 }
 
-/// The number that at most eight digits write, of which one may be a point, and how many are behind it. `None`: there is
-/// something else, nothing, or nothing behind the point.
+/// The number that at most eight characters write, digits and perhaps a point, and how many digits are behind it. `None`: there
+/// is something else, nothing, or nothing behind the point.
 #[inline]
 pub(crate) fn number(text: &[u8]) -> Option<(u32, usize)> {
     let (size, first) = (text.len(), |bytes: &[u8; 4]| u64::from(u32::from_le_bytes(*bytes)));

@@ -688,8 +688,9 @@ async fn encode(env: &Env, current: &Pointer, checkpoint: &Checkpoint) -> Result
             continue;
         }
         let kind = SegmentKind::State { table };
-        // Before a delta that is the whole table nothing counts.
-        if let Some(whole) = deltas.iter().rposition(|delta| delta.whole || flaw!(ChangesAreWhole)) {
+        // Before a delta that is the whole table, with those that follow it, nothing counts.
+        let whole = deltas.iter().rposition(|delta| delta.whole || flaw!(ChangesAreWhole));
+        if let Some(whole) = whole {
             deltas.drain(..whole);
             state.retain(|segment| segment.kind != kind);
         }
@@ -713,7 +714,7 @@ async fn encode(env: &Env, current: &Pointer, checkpoint: &Checkpoint) -> Result
         }
         batches.extend(deltas);
         state.retain(|segment| !stored[start..].contains(segment));
-        let merged = if start == stored.len() && batches.len() == 1 {
+        let merged = if whole.is_some() || start == stored.len() && batches.len() == 1 {
             batches
         } else {
             compaction::merge(&batches, *shape, start == 0, checkpoint.closed).map_err(unmerged)?

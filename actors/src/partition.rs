@@ -113,6 +113,7 @@ struct Given<'a> {
     quiet: Option<Duration>,
     cuts: &'a [Option<Offset>],
     closed: &'a [Watermark],
+    noted: &'a [(Offset, Watermark)],
 }
 
 /// The way to one shard.
@@ -135,6 +136,16 @@ impl Lane {
         let (from, total) = self.counted;
         lane::Counted { next: self.next, from, total: total + rows.counts.total() }
     }
+}
+
+/// Where the shards stand when a life begins.
+struct Registration {
+    lanes: Vec<Option<Lane>>,
+    /// The lowest position, and the watermark there.
+    from: Offset,
+    watermark: Watermark,
+    /// The positions of shards that are ahead, with their watermarks.
+    noted: Vec<(Offset, Watermark)>,
 }
 
 /// What a batch says beside its rows.
@@ -169,7 +180,7 @@ impl PartitionLife {
     }
 
     /// Asks every shard for its position; a shard answers when it is loaded.
-    async fn register(&self) -> (Vec<Option<Lane>>, Offset, Watermark) {
+    async fn register(&self) -> Registration {
         self.activity(Activity::Registering);
         let answers = join_all(self.lanes.iter().map(|shard| async move {
             let shard = shard.as_ref()?;
@@ -187,6 +198,9 @@ impl PartitionLife {
             positions().min_by_key(|position| (position.next, std::cmp::Reverse(position.watermark)))
         };
         let (from, watermark) = lowest.map_or((self.start, None), |position| (position.next, position.watermark));
+        let ahead = positions().filter(|position| position.next > from);
+        let mut noted: Vec<_> = ahead.map(|position| (position.next, position.watermark)).collect();
+        noted.sort_unstable();
         let lanes = answers.into_iter().enumerate().map(|(number, answer)| {
             let (shard, answer) = answer?;
             let Position { next, counts, counted_from, .. } = answer.position;
@@ -195,7 +209,7 @@ impl PartitionLife {
             let closed = answer.closed.max(answer.position.watermark);
             Some(Lane { number, shard, incarnation, next, counted, closed })
         });
-        (lanes.collect(), from, watermark)
+        Registration { lanes: lanes.collect(), from, watermark, noted }
     }
 
     /// The span of a batch that was fetched within a time.
@@ -237,7 +251,7 @@ impl PartitionLife {
     async fn work(&self, unanswered: &mut Unanswered, restart: Span) -> Result<std::convert::Infallible, Cause> {
         let (env, key) = (&self.env, self.partition.key);
         let registering = self.register().instrument(part_of!(restart, "register"));
-        let (mut lanes, mut position, mut watermark) = registering.await;
+        let Registration { mut lanes, from: mut position, mut watermark, mut noted } = registering.await;
         let begun_at = position;
         let passed = lanes.iter().flatten().map(|lane| lane.next).max().unwrap_or(begun_at);
         let mut suspicion = self.suspicion(begun_at, passed).await?;
@@ -333,7 +347,7 @@ impl PartitionLife {
             let closed: Vec<Watermark> = lanes.iter().map(|lane| lane.as_ref().and_then(|lane| lane.closed)).collect();
             let quiet = quiet.map(|since| since.elapsed());
             let process = |stage: &mut Box<dyn SourceStage>, batch: &SourceBatch| {
-                let given = Given { batch, watermark, quiet, cuts: &cuts, closed: &closed };
+                let given = Given { batch, watermark, quiet, cuts: &cuts, closed: &closed, noted: &noted };
                 let span = part_of!(span, "source stage");
                 span.in_scope(|| self.process(stage, given, &suspicion))
                     .inspect_err(|unprocessed| unprocessed.note(&span))
@@ -377,6 +391,7 @@ impl PartitionLife {
                 unanswered.extend(sent.map(|sent| (number, sent)));
             }
             (position, watermark) = (batch.range.until, output.watermark);
+            noted.retain(|(next, _)| *next > position);
             if suspicion.narrow {
                 self.answered(unanswered, &mut lanes).await?;
                 suspicion.survived(self).await?;
@@ -519,12 +534,13 @@ impl PartitionLife {
     fn process(
         &self,
         stage: &mut Box<dyn SourceStage>,
-        Given { batch, watermark, quiet, cuts, closed }: Given<'_>,
+        Given { batch, watermark, quiet, cuts, closed, noted }: Given<'_>,
         suspicion: &Suspicion,
     ) -> Result<StageOutput, Unprocessed> {
         let now = self.env.pipeline.clock.wall();
         let run = |stage: &mut dyn SourceStage, batch: &SourceBatch, poison: &[Offset]| {
-            stage.run(StageInput { partition: &self.partition, batch, watermark, quiet, cuts, closed, now, poison })
+            let partition = &self.partition;
+            stage.run(StageInput { partition, batch, watermark, quiet, cuts, closed, noted, now, poison })
         };
         if !suspicion.isolate() {
             return Ok(run(stage.as_mut(), batch, suspicion.poison())?);

@@ -166,6 +166,10 @@ pub struct StageInput<'a> {
     /// For each shard up to where it had closed its windows when it last answered: what belongs to these is too late there. It
     /// closes no more of them than the partition's own watermark lets it, for as long as the partition is not idle.
     pub closed: &'a [Watermark],
+    /// What shards that are ahead have of this partition, in the order of their positions: below this offset its watermark
+    /// never came further than this. A record that was read before moves it no further when it is read again, whatever the
+    /// clock says by then.
+    pub noted: &'a [(Offset, Watermark)],
     /// The wall clock, in microseconds since the epoch.
     pub now: i64,
     /// Records that are dead-lettered without being looked at, since they made the stage panic before.
@@ -246,7 +250,8 @@ pub struct StateDelta {
     pub table: usize,
     /// The changed rows, each key at most once.
     pub rows: RecordBatch,
-    /// These are all rows that the table has now, so nothing older counts.
+    /// These, and those of the deltas of the same checkpoint and table that follow, are all rows that the table has now, each
+    /// key once: nothing older counts, and nothing has to be merged.
     pub whole: bool,
 }
 

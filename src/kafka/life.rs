@@ -348,7 +348,7 @@ impl Life {
                     let record = record(message, self.start.parts);
                     let size = record.bytes();
                     let columns = columns.get_or_insert_with(|| {
-                        // As many as wait, so that nothing is moved while the batch grows; a little more than they usually take.
+                        // As many as wait, and a little more than they usually take, so that values are not moved while it grows.
                         let rows = limit.rows.min(self.messages.len() + self.queue.len());
                         let bytes = limit.bytes.min(rows * self.mean / 16 * 17);
                         Columns::with_capacity(&self.schema, self.start.parts, rows, bytes)

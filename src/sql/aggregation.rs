@@ -533,7 +533,12 @@ impl Groups {
         if !numbers.is_empty() {
             self.states.merge(before, numbers, groups)?;
         }
-        self.states.take(&aggregation.partial)
+        let mut columns = self.states.take(&aggregation.partial)?;
+        // Some accumulators keep the room that all of the earlier state took.
+        self.states = aggregation.states()?;
+        // They have grown with the groups, and rows of state are kept for long.
+        columns.iter_mut().filter_map(Arc::get_mut).for_each(|column| column.shrink_to_fit());
+        Ok(columns)
     }
 
     /// About how much memory the groups take.

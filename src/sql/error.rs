@@ -108,6 +108,33 @@ const PREFIXES: [&str; 10] = [
     "Execution error: ",
 ];
 
+/// A word that is not quoted.
+fn plain_word(token: &Token) -> Option<&str> {
+    match token {
+        Token::Word(word) if word.quote_style.is_none() => Some(&word.value),
+        _ => None,
+    }
+}
+
+/// Words of other dialects at which the parser stumbles, and what there is in their place.
+const ELSEWHERE: [(&str, &str); 7] = [
+    ("TUMBLE", GROUPED),
+    ("HOP", GROUPED),
+    ("CUMULATE", GROUPED),
+    ("TUMBLING", GROUPED),
+    ("HOPPING", GROUPED),
+    (
+        "WATERMARK",
+        "the watermark is an option of the table: OPTIONS ('watermark.column' 'ts', 'watermark.delay' '5 seconds')",
+    ),
+    (
+        "EMIT",
+        "when results are written is an option of the table they go to: OPTIONS ('output.mode' 'append') or 'update'",
+    ),
+];
+const GROUPED: &str =
+    "windows are made by GROUP BY window(ts, '1 minute') here, sessions by session_window(ts, '5 minutes')";
+
 /// What the clauses of statements begin with.
 const KEYWORDS: [&str; 22] = [
     "CREATE",
@@ -158,21 +185,27 @@ impl Text {
         depth::check(&self.tokens)
     }
 
-    /// An error of the parser, with the keyword that was likely meant if a word at its place, or right before it, is nearly one:
-    /// of `FROM orders GROUPBY user_id` the parser complains about `user_id`.
+    /// An error of the parser, with the keyword that was likely meant if a word at its place, or right before it, is one but for
+    /// a letter: of `FROM orders GROUPBY user_id` the parser complains about `user_id`. A word that is there twice is a name.
     pub(super) fn advised(&self, error: SqlError) -> SqlError {
         let Some(Place { line, column }) = error.place else { return error };
         let before =
             self.tokens.iter().filter(|token| (token.span.start.line, token.span.start.column) <= (line, column));
-        let words = before.rev().filter_map(|token| match &token.token {
-            Token::Word(word) if word.quote_style.is_none() => Some(word.value.to_uppercase()),
-            _ => None,
-        });
-        let slip = words.take(2).find_map(|word| {
-            let far = |keyword: &&&str| strsim::damerau_levenshtein(&word, keyword);
-            let nearest = KEYWORDS.iter().min_by_key(far)?;
-            // Short words are near to too many.
-            (1..=word.len() / 4).contains(&far(&nearest)).then_some((word, *nearest))
+        let words: Vec<_> = before
+            .rev()
+            .take_while(|token| token.token != Token::SemiColon)
+            .filter_map(|token| plain_word(&token.token))
+            .take(6)
+            .collect();
+        let is = |word: &str, other: &str| word.eq_ignore_ascii_case(other);
+        if let Some((_, instead)) = ELSEWHERE.iter().find(|(word, _)| words.iter().any(|found| is(found, word))) {
+            return SqlError { message: format!("{}; {instead}", error.message), ..error };
+        }
+        let slip = words.iter().take(2).find_map(|word| {
+            let far = |keyword: &&&str| strsim::damerau_levenshtein(&word.to_uppercase(), keyword);
+            let keyword = KEYWORDS.iter().find(|keyword| far(keyword) == 1)?;
+            let times = self.tokens.iter().filter_map(|token| plain_word(&token.token)).filter(|other| is(other, word));
+            (word.len() > 3 && times.count() == 1).then_some((word, keyword))
         });
         match slip {
             Some((word, keyword)) => {

@@ -207,8 +207,8 @@ fn check_event_time(source: &SourceTable, watermark: &WatermarkText) -> Result<(
     match source.columns.field_with_name(name) {
         Ok(field) if matches!(field.data_type(), DataType::Timestamp(..)) => Ok(()),
         Ok(field) => Err(error(format!(
-            "'watermark.column' '{name}' is {}, not a TIMESTAMP; for numbers declare the column as TIMESTAMP and set \
-             'json.timestamp.unit'",
+            "'watermark.column' '{name}' is {}, not a TIMESTAMP; declare the column as TIMESTAMP, which reads texts like \
+             2026-01-31T12:00:00Z, and for numbers set 'json.timestamp.unit'",
             field.data_type()
         ))),
         Err(_) => Err(error(format!(

@@ -21,8 +21,8 @@ use super::ranking;
 use super::windows;
 
 /// Why there are no joins yet, and what to do meanwhile.
-const ONE_TABLE: &str = "a query reads one table so far. Meanwhile have the producer write the columns into the records, or let \
-    the database that the result goes to join it";
+const ONE_TABLE: &str =
+    "a query reads one table so far; meanwhile have the producer write the columns into the records";
 
 /// Aggregates whose result is the same in whatever order records come and however they are cut into batches.
 pub(super) const AGGREGATES: [&str; 29] = [
@@ -81,8 +81,24 @@ pub(super) const ORDERED: [&str; 6] =
 pub(super) const APPROXIMATE: [&str; 3] =
     ["approx_median", "approx_percentile_cont", "approx_percentile_cont_with_weight"];
 
-/// Functions that make windows of time in this or another dialect.
-const WINDOWS: [&str; 6] = ["window_time", "tumble", "hop", "cumulate", "session", "time_bucket_gapfill"];
+/// Functions of other dialects that have to do with time, and what there is in their place.
+const OF_TIME: [(&str, &str); 8] = [
+    (
+        "window_time",
+        "window.end is when a window is closed, and GROUP BY window(window, '1 hour') makes windows of windows",
+    ),
+    ("tumble", WINDOWS),
+    ("hop", WINDOWS),
+    ("cumulate", WINDOWS),
+    ("time_bucket_gapfill", WINDOWS),
+    ("session", "GROUP BY session_window(ts, '5 minutes') makes sessions, which end when nothing came for so long"),
+    ("proctime", PROCESSING_TIME),
+    ("current_watermark", "when a window is closed is decided by 'output.mode' 'append', not by the query"),
+];
+const WINDOWS: &str = "GROUP BY window(ts, '10 minutes'), or window(ts, '10 minutes', '5 minutes') for a window every five \
+    minutes, makes windows of event time";
+const PROCESSING_TIME: &str = "the column _processing_time is when a record is processed; as 'watermark.column' it makes \
+    windows of processing time";
 
 /// Looks through a query. `taken` says whether a name belongs to a table or view already.
 pub(super) fn check(
@@ -131,12 +147,8 @@ impl Check<'_> {
                 Err(message) => self.refuse(span, &name, message),
             };
         }
-        if WINDOWS.contains(&name.as_str()) {
-            let message = format!(
-                "{name}(...) is not supported: GROUP BY window(ts, '10 minutes'), or window(ts, '10 minutes', '5 minutes') \
-                 for a window every five minutes, makes windows of event time"
-            );
-            return self.refuse(span, &name, message);
+        if let Some((_, instead)) = OF_TIME.iter().find(|(of_time, _)| *of_time == name) {
+            return self.refuse(span, &name, format!("{name}(...) is not supported: {instead}"));
         }
         if windows::is_internal(&name) {
             return self.refuse(span, &name, format!("there is no function {name}"));

@@ -139,7 +139,7 @@ impl SourceStage for BatchStage {
             branch.within_windows(selected, policy, &mut bad)
         });
         let selected = selected.collect::<Result<Vec<_>, _>>()?;
-        let followed = plan.follow(&input, &rows, &decoded.good, &bad)?;
+        let followed = plan.follow(&input, offsets, &rows, &decoded.good, &bad)?;
         let followed = followed.as_ref();
         let selected = selected.into_iter().zip(&plan.branches);
         let selected = selected.map(|(selected, branch)| branch.timed(selected, followed, policy, &mut bad));
@@ -333,6 +333,7 @@ impl StagePlan {
     fn follow(
         &self,
         input: &StageInput<'_>,
+        offsets: &[i64],
         rows: &RecordBatch,
         good: &[u32],
         bad: &[Bad],
@@ -341,7 +342,7 @@ impl StagePlan {
         let records = &input.batch.records;
         let kafka = records.column_by_name(raw::TIMESTAMP).and_then(|column| column.as_primitive_opt());
         let bad = bad.iter().map(|bad| bad.row);
-        let read = Read { kafka, now: input.now.saturating_mul(1_000), records: records.num_rows() };
+        let read = Read { kafka, now: input.now.saturating_mul(1_000), offsets, noted: input.noted };
         event_time.follow(rows, good, bad, read, input.watermark).map(Some).map_err(failed)
     }
 

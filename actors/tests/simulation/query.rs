@@ -60,6 +60,8 @@ pub struct Ledger {
     pub idle: bool,
     /// The windows of silent partitions close.
     pub silence: bool,
+    /// Where the whole state is written, the changes come first and then the rest.
+    pub in_parts: bool,
     /// By partition the first offset at which it was called idle.
     pub idle_at: Mutex<BTreeMap<i32, i64>>,
     /// Partitions from this one on appeared while the pipeline ran.
@@ -209,6 +211,12 @@ impl SourceStage for Stage {
             let window = time.div_euclid(WINDOW) * WINDOW;
             let late = watermark.is_some_and(|watermark| window + WINDOW <= watermark);
             watermark = watermark.max(Some(time - DELAY));
+            // The times say no other than before, so what a shard noted is never in the way.
+            let noted = input.noted.iter().find(|(next, _)| offset < next.0);
+            if let Some((_, noted)) = noted.filter(|(_, noted)| watermark > *noted) {
+                self.ledger
+                    .breaks(format!("{watermark:?} at {partition}-{offset} is beyond what was noted, {noted:?}"));
+            }
             let lane = (key as usize) % shards;
             if !needs(lane, offset) {
                 continue;
@@ -410,9 +418,16 @@ impl KeyedOperator for Operator {
             let rows = told(&mut changed.iter());
             // Where much has changed, or just so, all of it is written.
             let whole = changed.len() * 2 >= sums.len() || self.chance.number(6) == 0;
-            let stored = if whole { told(&mut sums.keys()) } else { rows.clone() };
-            let gone = vec![false; stored.num_rows()];
-            made.state.push(StateDelta { table: 0, rows: delta(stored, gone), whole });
+            let stored = |rows: RecordBatch, whole| {
+                let gone = vec![false; rows.num_rows()];
+                StateDelta { table: 0, rows: delta(rows, gone), whole }
+            };
+            let others = || told(&mut sums.keys().filter(|key| !changed.contains(key)));
+            made.state.extend(match whole {
+                true if self.ledger.in_parts => vec![stored(rows.clone(), true), stored(others(), false)],
+                true => vec![stored(told(&mut sums.keys()), true)],
+                false => vec![stored(rows.clone(), false)],
+            });
             made.output.push(OutputBatch { sink: 0, change: Change::Upsert, rows });
         }
         let changed = std::mem::take(&mut self.changed_windows);

@@ -44,6 +44,8 @@ pub struct Plan {
     pub idle: bool,
     /// The windows of silent partitions may close.
     pub silence: bool,
+    /// Where the whole state is written, the changes come first and then the rest.
+    pub in_parts: bool,
     /// What is there before the first start is not read.
     pub latest: bool,
     /// Partitions are paused and resumed.
@@ -64,6 +66,7 @@ impl Plan {
             two_sinks: false,
             idle: false,
             silence: false,
+            in_parts: false,
             latest: false,
             pauses: false,
             traced: false,
@@ -74,11 +77,25 @@ impl Plan {
         let (shards, partitions) = (2 + (seed % 2) as u32, 3 + (seed % 3) as i32);
         let (idle, silence) = (seed % 4 == 3, seed % 3 == 2);
         let (replaces, two_sinks) = (seed % 5 != 4, seed % 7 < 4);
-        let (latest, pauses) = (seed % 11 == 7, seed % 9 == 4);
+        let (latest, pauses, in_parts) = (seed % 11 == 7, seed % 9 == 4, seed % 6 == 1);
         let plain = Self::quiet(seed);
         // Those that are there before the first start do not count.
         let records = if latest { plain.records * 4 / 3 } else { plain.records };
-        Self { hostile: true, records, shards, partitions, replaces, two_sinks, idle, silence, latest, pauses, ..plain }
+        let hostile = true;
+        Self {
+            hostile,
+            records,
+            shards,
+            partitions,
+            replaces,
+            two_sinks,
+            idle,
+            silence,
+            in_parts,
+            latest,
+            pauses,
+            ..plain
+        }
     }
 }
 
@@ -144,6 +161,7 @@ impl World {
         let ledger = Ledger {
             idle: plan.idle,
             silence: plan.silence,
+            in_parts: plan.in_parts,
             grown_from: plan.partitions,
             history: Arc::clone(&history),
             ..Ledger::default()

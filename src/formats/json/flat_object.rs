@@ -62,7 +62,7 @@ pub(super) fn value(bytes: &[u8], at: usize) -> Option<usize> {
 pub(super) fn escapes(bytes: &[u8]) -> bool {
     let words = bytes.chunks_exact(8);
     let mut rest = words.remainder().iter();
-    let holds = |word: &[u8]| words::found(word.try_into().map_or(0, u64::from_le_bytes), b'\\') != 0;
+    let holds = |word: &[u8]| words::found(words::word(word), b'\\') != 0;
     words.fold(false, |found, word| found | holds(word)) || rest.any(|byte| *byte == b'\\')
 }
 
@@ -83,7 +83,7 @@ fn string(bytes: &[u8], at: usize) -> Option<usize> {
     }
     let mut at = at + 1;
     while let Some(word) = bytes.get(at..at + 8) {
-        let word = word.try_into().map_or(0, u64::from_le_bytes);
+        let word = words::word(word);
         let control = word.wrapping_sub(ONES * 0x20) & !word & HIGH;
         let found = words::found(word, b'"') | words::found(word, b'\\') | control;
         if found != 0 {
@@ -108,7 +108,7 @@ fn number(bytes: &[u8], mut at: usize) -> Option<usize> {
     let digits = |mut at: usize| {
         let from = at;
         while let Some(word) = bytes.get(at..at + 8) {
-            let digits = words::digits(word.try_into().map_or(0, u64::from_le_bytes));
+            let digits = words::digits(words::word(word));
             at += digits;
             if digits < 8 {
                 return (at > from).then_some(at);

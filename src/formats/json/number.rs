@@ -51,18 +51,16 @@ fn whole_exactly(text: &str) -> Result<i128, Inexact> {
 /// infinite.
 #[inline]
 pub(super) fn floating<T: Float>(value: Value<'_>, sql: &str) -> Result<T, Fault> {
-    match value {
-        Value::Number(text) => {
-            if let Some(number) = T::short(text) {
-                return Ok(number);
-            }
-        }
+    let text = match value {
+        Value::Number(text) => Cow::Borrowed(text),
         Value::Text(r#""NaN""#) => return Ok(T::NAN),
         Value::Text(r#""Infinity""# | r#""+Infinity""# | r#""+INF""#) => return Ok(T::INFINITY),
         Value::Text(r#""-Infinity""# | r#""-INF""#) => return Ok(T::NEG_INFINITY),
-        _ => {}
+        value => digits(value, sql)?,
+    };
+    if let Some(number) = T::short(&text) {
+        return Ok(number);
     }
-    let text = digits(value, sql)?;
     match text.parse::<T>() {
         Ok(number) if number.finite() => Ok(number),
         _ => Err(Fault::new(format!("{} is out of range for {sql}", excerpt(&text)))),

@@ -63,7 +63,7 @@ impl RankedGroups {
         let name = self.numbering.name().to_uppercase();
         let by_window = grouping.window.as_ref().is_some_and(|(number, window, _)| {
             !window.is_session()
-                && self.partition.iter().any(|expr| {
+                && self.partition.iter().flat_map(parts).any(|expr| {
                     let of = windows::Window::bound_of(expr).map_or(expr, |(_, of)| of);
                     shape::group(of) == Some(*number)
                 })
@@ -82,6 +82,14 @@ impl RankedGroups {
             )));
         }
         Ok(())
+    }
+}
+
+/// Of a window as a whole its bounds, of which each tells windows apart.
+fn parts(expr: &Expr) -> &[Expr] {
+    match expr {
+        Expr::ScalarFunction(call) if call.func.name() == "named_struct" => &call.args,
+        expr => std::slice::from_ref(expr),
     }
 }
 

@@ -67,6 +67,9 @@ fn the_groups_with_the_most_rows_of_each_window() {
     let qualified = "SELECT window.start, k, count(*) AS n FROM orders GROUP BY window(ts, '50 milliseconds'), k
         QUALIFY RANK() OVER (PARTITION BY window(ts, '50 milliseconds') ORDER BY count(*) DESC) = 1";
     check("start TIMESTAMP(3), k VARCHAR, n BIGINT, PRIMARY KEY (start, k)", qualified, reference);
+    let whole = "SELECT w.start, k, n FROM (SELECT w, k, n, RANK() OVER (PARTITION BY w ORDER BY n DESC) AS place
+        FROM (SELECT window AS w, k, count(*) AS n FROM orders GROUP BY window(ts, '50 milliseconds'), k)) WHERE place = 1";
+    check("start TIMESTAMP(3), k VARCHAR, n BIGINT, PRIMARY KEY (start, k)", whole, reference);
     let notices =
         planned(&(tables("start TIMESTAMP(3), k VARCHAR, n BIGINT, PRIMARY KEY (start, k)", APPEND) + select)).notices;
     assert!(notices.len() == 1 && notices[0].contains("one shard does all the work"), "{notices:?}");

@@ -70,6 +70,11 @@ refuses! {
     session_ranked: "SELECT item, amount FROM orders QUALIFY ROW_NUMBER() OVER (PARTITION BY session_window(ts, qty), item ORDER BY amount) = 1" => 0, "the gap of a session is an INTERVAL, not Int64";
     session_of_no_length: "SELECT item, sum(amount) FROM orders GROUP BY session_window(ts, CASE WHEN qty > 1 THEN 'soon' ELSE '1 minute' END), item" => 47, "'soon' is no length of time";
     session_and_window: "SELECT item, sum(amount) FROM orders GROUP BY session_window(ts, '1 minute'), window(ts, '1 minute')" => 79, "two windows in GROUP BY";
+    session: "SELECT item, sum(amount) FROM orders GROUP BY session(ts, '1 minute'), item" => 47, "session(...) is not supported", "session_window(ts, '5 minutes')";
+    proctime: "SELECT item, amount FROM orders WHERE ts < proctime()" => 44, "_processing_time";
+    tumble_of_flink: "SELECT item, amount FROM TABLE(TUMBLE(TABLE orders, DESCRIPTOR(ts), INTERVAL '1' MINUTE))" => 45, "GROUP BY window(ts, '1 minute')";
+    tumbling: "SELECT item, sum(amount) FROM orders WINDOW TUMBLING (SIZE 1 MINUTE) GROUP BY item" => 54, "GROUP BY window(ts, '1 minute')";
+    emit: "SELECT item, sum(amount) FROM orders GROUP BY item EMIT CHANGES" => 52, "'output.mode' 'append'";
     tumble: "SELECT item, sum(amount) FROM orders GROUP BY tumble(ts, '1 minute'), item" => 47, "tumble(...) is not supported", "window(ts, '10 minutes')";
     window_in_select: "SELECT window(ts, '1 minute'), amount FROM orders" => 8, "window(...) belongs into GROUP BY";
     window_in_where: "SELECT item, amount FROM orders WHERE window(ts, '1 minute') = ts" => 39, "window(...) belongs into GROUP BY";
@@ -117,6 +122,7 @@ refuses! {
     misspelt_group_by: "SELECT item, sum(amount) FROM orders GROUPBY item" => 46, "found: item", "did you mean GROUP BY where GROUPBY stands?";
     misspelt_from: "SELECT item, amount FORM orders" => 26, "did you mean FROM where FORM stands?";
     misspelt_where: "SELECT item, amount FROM orders WHRE qty > 1" => 38, "did you mean WHERE where WHRE stands?";
+    no_slip: "SELECT item AS intto, amount FROM orders WHERE intto > GROUP BY item" => 62, "Expected: ";
     syntax: "SELECT item, amount FROM orders WHERE qty > 1 2" => 47, "Expected: end of statement, found: 2";
     qualify: "SELECT item, amount FROM orders QUALIFY row_number() OVER () = 1" => 41, "ROW_NUMBER() OVER (...) needs ORDER BY";
     renaming_alias: "SELECT a, c FROM orders AS o (a, b, c, d, e)" => 28, "renames columns, which is not supported";

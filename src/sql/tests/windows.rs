@@ -99,6 +99,37 @@ fn either_bound_determines_the_window() {
     }
 }
 
+/// A window that has a name or a number in SELECT is grouped by that, and its bounds are conditions like others.
+#[test]
+fn windows_are_grouped_by_their_alias_or_number() {
+    each_way(|| {
+        let times = [0, 400, 1_100, 1_200, 1_300, 2_500, 9_000];
+        let log = log(times.map(|ts| order("a", 1, ts)));
+        for (inner, outer) in [
+            ("window(ts, '1 second') AS w, count(*) AS n FROM orders GROUP BY w", "w.start"),
+            ("count(*) AS n, window(ts, '1 second') AS w FROM orders GROUP BY 2", "w.start"),
+            ("window.start AS w, count(*) AS n FROM orders GROUP BY window(ts, '1 second')", "w"),
+            (
+                "window.start AS w, count(*) AS n FROM orders GROUP BY window(ts, '1 second')
+                   HAVING window.start >= TIMESTAMP '1970-01-01T00:00:00' AND window.end < TIMESTAMP '1970-01-01T00:00:05'",
+                "w",
+            ),
+        ] {
+            let select = format!("INSERT INTO result SELECT {outer}, n FROM (SELECT {inner})");
+            let mut pipeline = pipeline("", "start TIMESTAMP(3) PRIMARY KEY, n BIGINT", "append", &select);
+            pipeline.batch(0, &log, 0, 7);
+            pipeline.checkpoint_all();
+            assert_eq!(shown(&pipeline), ["0 2", "1000 3", "2000 1"], "{select}");
+        }
+        let select = "INSERT INTO result SELECT window.start, count(*) FROM orders GROUP BY window(ts, '1 second')
+            HAVING window.start >= TIMESTAMP '1970-01-01T00:00:01' AND window.end < TIMESTAMP '1970-01-01T00:00:03'";
+        let mut pipeline = pipeline("", "start TIMESTAMP(3) PRIMARY KEY, n BIGINT", "append", select);
+        pipeline.batch(0, &log, 0, 7);
+        pipeline.checkpoint_all();
+        assert_eq!(shown(&pipeline), ["1000 3"]);
+    });
+}
+
 /// One record from the far future closes nothing; a record a little ahead does.
 #[test]
 fn a_record_from_the_far_future_does_not_move_the_watermark() {
@@ -157,6 +188,37 @@ fn rows_from_the_far_future_are_kept_dropped_or_set_aside() {
             assert_eq!(letters, if dead_lettered == 2 { vec![(2, ahead), (3, ahead)] } else { vec![] });
         }
     });
+}
+
+/// By the time that some shards read a record again, the clock may allow it what it did not allow the first time. It moves the
+/// watermark no further than it came then, so no row is late that was not.
+#[test]
+fn a_record_that_is_read_again_moves_the_watermark_no_further_than_before() {
+    let sql = "CREATE EXTERNAL TABLE orders (k VARCHAR) STORED AS JSON LOCATION 'kafka://orders' OPTIONS
+           ('watermark.column' '_timestamp', 'watermark.max.ahead' '1 minute', 'watermark.delay' '1 second');
+         CREATE EXTERNAL TABLE result (start TIMESTAMP(3), k VARCHAR, n BIGINT, PRIMARY KEY (start, k)) STORED AS TABLE
+           LOCATION 'console://' OPTIONS ('output.mode' 'append');
+         INSERT INTO result SELECT window.start, k, count(*) FROM orders GROUP BY window(_timestamp, '1 second'), k";
+    let now = 1_800_000_000_000_i64;
+    let stamps = [now, now + 90_000, now, now + 5_000, now];
+    let mut log = log((0..5).map(|n| format!("{{\"k\":\"k{n}\"}}")));
+    log.iter_mut().zip(stamps).for_each(|(record, stamp)| record.timestamp = stamp);
+    for committed in 0..3 {
+        let mut pipeline = Pipeline::new(sql, 3, 1);
+        pipeline.batch(0, &log, 0, 3);
+        assert_eq!((pipeline.watermark(0), pipeline.counts.ahead), (Some((now - 1_000) * 1_000_000), 1));
+        pipeline.checkpoint(committed);
+        pipeline.now += 2 * 3_600_000_000;
+        pipeline.crash_all();
+        // The others read all three again, and the clock is two hours further.
+        assert_eq!(pipeline.next(0), 0);
+        pipeline.batch(0, &log, 0, 3);
+        assert_eq!(pipeline.watermark(0), Some((now - 1_000) * 1_000_000), "{committed}");
+        // What nobody has read before moves it as far as its time allows.
+        pipeline.batch(0, &log, 3, 5);
+        assert_eq!(pipeline.watermark(0), Some((now + 4_000) * 1_000_000));
+        assert_eq!((pipeline.counts.processed, pipeline.counts.late), (4, 1), "the last one");
+    }
 }
 
 /// What no window says is easily overlooked.

@@ -85,6 +85,7 @@ impl Rewrite<'_> {
     }
 
     fn select(&self, select: &mut Select) -> Result<(), SqlError> {
+        spell_out(select);
         let mut partitions = partitions(select);
         let GroupByExpr::Expressions(groups, _) = &mut select.group_by else { return Ok(()) };
         // Those of PARTITION BY of a ranking are replaced below, with all that means the same.
@@ -269,6 +270,31 @@ impl Grouped {
     }
 }
 
+/// Puts calls of windows into GROUP BY that are named there by their alias or their number in SELECT.
+fn spell_out(select: &mut Select) {
+    let GroupByExpr::Expressions(groups, _) = &mut select.group_by else { return };
+    let items = &select.projection;
+    for group in groups {
+        let item = match &*group {
+            Expr::Identifier(name) => items
+                .iter()
+                .find(|item| matches!(item, SelectItem::ExprWithAlias { alias, .. } if normal(alias) == normal(name))),
+            Expr::Value(value) => match &value.value {
+                Value::Number(number, _) => {
+                    number.parse::<usize>().ok().and_then(|number| items.get(number.checked_sub(1)?))
+                }
+                _ => None,
+            },
+            _ => None,
+        };
+        if let Some(SelectItem::UnnamedExpr(expr) | SelectItem::ExprWithAlias { expr, .. }) = item
+            && call_of(expr).is_some()
+        {
+            *group = expr.clone();
+        }
+    }
+}
+
 /// The calls in PARTITION BY of window functions, each once.
 fn partitions(select: &Select) -> Vec<Expr> {
     struct Partitions(Vec<Expr>);
@@ -397,8 +423,8 @@ pub(in crate::sql) fn length(text: &str) -> Result<i64, String> {
     };
     if interval.months != 0 {
         return Err(format!(
-            "'{text}' is no fixed length, since months differ: calendar_window(ts, 'month', 'Europe/Berlin') has the \
-             months of a time zone"
+            "'{text}' is no fixed length, since months differ: write days, like '30 days'; for windows, \
+             calendar_window(ts, 'month', 'Europe/Berlin') has the months of a time zone"
         ));
     }
     i64::from(interval.days)

@@ -4,8 +4,9 @@
 //! judged by the watermark *before* it and of its own partition. So neither the cutting into batches nor the order in
 //! which partitions are read decides what is late. Bad records move nothing, and neither do records whose time is further
 //! ahead than is allowed: of their own Kafka timestamp, so that a replay judges the same, and of the clock, since that
-//! timestamp may be wrong itself. Where only the clock decides, a shard that reads such a record again may judge otherwise;
-//! it does no harm where each row is judged and counted by its own shard alone. A record of which several INSERTs may make rows
+//! timestamp may be wrong itself. Where only the clock decides, such a record may be judged otherwise when it is read again: it
+//! moves the watermark no further than it came the first time, which the shards that are ahead have noted, and else it
+//! does no harm, since each row is judged and counted by its own shard alone. A record of which several INSERTs may make rows
 //! is judged as a whole, so its own timestamp alone decides whether it is left out.
 
 use std::time::Duration;
@@ -14,7 +15,7 @@ use arrow::array::{Array, AsArray, RecordBatch, TimestampMillisecondArray};
 use arrow::compute::cast;
 use arrow::datatypes::{DataType, Int64Type};
 use arrow::error::ArrowError;
-use strandline_actors::position::Watermark;
+use strandline_actors::position::{Offset, Watermark};
 
 use super::tick;
 use crate::sql::options::BadRecords;
@@ -82,8 +83,19 @@ pub(in crate::sql) struct Read<'a> {
     pub(in crate::sql) kafka: Option<&'a TimestampMillisecondArray>,
     /// When they were read, in nanoseconds.
     pub(in crate::sql) now: i64,
-    /// How many there are.
-    pub(in crate::sql) records: usize,
+    /// Their offsets.
+    pub(in crate::sql) offsets: &'a [i64],
+    /// How far the watermark had come below some offsets when these were read before.
+    pub(in crate::sql) noted: &'a [(Offset, Watermark)],
+}
+
+impl Read<'_> {
+    /// How far a record may move the watermark.
+    fn ceiling(&self, record: usize) -> i64 {
+        let mut noted = self.noted.iter();
+        let before = noted.find(|(next, _)| self.offsets[record] < next.0);
+        before.map_or(i64::MAX, |(_, watermark)| watermark.unwrap_or(i64::MIN))
+    }
 }
 
 impl EventTime {
@@ -101,11 +113,11 @@ impl EventTime {
         let ticks = cast(column, &DataType::Int64)?;
         let ticks = ticks.as_primitive::<Int64Type>();
         let tick = tick(column.data_type());
-        let mut moves = vec![true; read.records];
+        let mut moves = vec![true; read.offsets.len()];
         bad.for_each(|record| moves[record] = false);
         let mut followed = Followed {
-            times: vec![i64::MIN; read.records],
-            before: vec![i64::MIN; read.records],
+            times: vec![i64::MIN; read.offsets.len()],
+            before: vec![i64::MIN; read.offsets.len()],
             after: None,
             ahead: Vec::new(),
         };
@@ -127,7 +139,11 @@ impl EventTime {
                 written.map_or(i64::MAX, |millis| millis.saturating_mul(1_000_000).saturating_add(self.max_ahead));
             let limit = own.min(latest);
             match time <= limit {
-                true => current = current.max(time.saturating_sub(self.delay).clamp(EARLIEST, LATEST)),
+                true => {
+                    let moved = time.saturating_sub(self.delay).clamp(EARLIEST, LATEST);
+                    // The clock gives each reading its own time.
+                    current = current.max(if self.by_clock { moved } else { moved.min(read.ceiling(place)) });
+                }
                 false => followed.ahead.push(Ahead { record: *record, limit, always: time > own }),
             }
         }

@@ -66,6 +66,9 @@ impl ScalarUDFImpl for Bound {
             Some(window) if ended(window).is_some() && matches!(self.name, START | CALENDAR_START) => {
                 Ok(ended(window).unwrap_or(window).clone())
             }
+            Some(window) if ended(window).is_some() => Err(DataFusionError::Plan(
+                "sessions of windows are not supported: window(window, '1 hour') makes larger windows of them".into(),
+            )),
             other => Err(DataFusionError::Plan(format!(
                 "a window is of a TIMESTAMP, not of {}: declare the column as TIMESTAMP or cast it",
                 other.map_or_else(|| "nothing".to_owned(), ToString::to_string)

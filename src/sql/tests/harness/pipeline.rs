@@ -299,7 +299,18 @@ impl Pipeline {
             Some((records, micros)) => NOW + from.0 / records * micros,
             None => self.now,
         };
-        let given = StageInput { watermark: *watermark, quiet, cuts: &cuts, closed, now, ..input(source, &batch) };
+        let ahead = self.shards.iter().map(|shard| shard.position(&key)).filter(|position| position.next > from);
+        let mut noted: Vec<_> = ahead.map(|position| (position.next, position.watermark)).collect();
+        noted.sort_unstable();
+        let given = StageInput {
+            watermark: *watermark,
+            quiet,
+            cuts: &cuts,
+            closed,
+            noted: &noted,
+            now,
+            ..input(source, &batch)
+        };
         let output = stage.run(given).unwrap();
         let said = Said { watermark: output.watermark, idle: output.idle, raised: output.raised };
         *idle |= output.idle;

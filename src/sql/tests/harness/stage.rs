@@ -31,7 +31,17 @@ pub(crate) fn input<'a>(
     partition: &'a SourcePartition,
     batch: &'a strandline_actors::ports::SourceBatch,
 ) -> StageInput<'a> {
-    StageInput { partition, batch, watermark: None, quiet: None, cuts: &[], closed: &[], now: NOW, poison: &[] }
+    StageInput {
+        partition,
+        batch,
+        watermark: None,
+        quiet: None,
+        cuts: &[],
+        closed: &[],
+        noted: &[],
+        now: NOW,
+        poison: &[],
+    }
 }
 
 pub(crate) fn run_cut(
