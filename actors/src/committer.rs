@@ -679,7 +679,9 @@ async fn encode(env: &Env, current: &Pointer, checkpoint: &Checkpoint) -> Result
     }
 
     // What is gone by itself takes its segments with it.
-    let lasts = |segment: &SegmentRef| segment.until.is_none_or(|until| checkpoint.closed < Some(until));
+    let lasts = |segment: &SegmentRef| {
+        segment.until.is_none_or(|until| checkpoint.closed < Some(until)) || flaw!(ClosedSegmentsKept)
+    };
     let mut state: Vec<_> = current.content.state.iter().filter(|segment| lasts(segment)).cloned().collect();
     for (table, shape) in checkpoint.tables.iter().enumerate() {
         let deltas = checkpoint.state.iter().filter(|delta| delta.table == table && delta.rows.num_rows() > 0);

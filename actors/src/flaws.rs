@@ -74,6 +74,8 @@ flaws! {
     WokenUnasked,
     /// A segment is dropped as soon as one of its rows is gone by itself.
     SegmentsDroppedEarly,
+    /// Segments stay although all of their rows are gone by themselves.
+    ClosedSegmentsKept,
     /// A partition whose watermark is not known does not hold back the shard's.
     UnknownWatermarkPassedOver,
     /// The shards do not know of a partition before its actor has asked them for its position.

@@ -438,6 +438,13 @@ impl World {
                 wrong.push(format!("partition {partition}: {counts:?} of {all} offsets, {late} of them late"));
             }
         }
+        for (shard, pointer) in &contents.pointers {
+            let gone = |until: i64| pointer.content.closed >= Some(until);
+            let kept = pointer.content.state.iter().filter(|segment| segment.until.is_some_and(gone)).count();
+            if kept > 0 {
+                wrong.push(format!("shard {shard} lists {kept} segments of windows that are closed"));
+            }
+        }
         let (states, unreadable) = self.states(&contents);
         wrong.extend(unreadable);
         let late_closed: u64 = counts.values().map(|counts| counts.late_closed).sum();
