@@ -33,7 +33,7 @@ use crate::position::{Counts, Offset, PartitionKey, Position, Vector, Watermark}
 use crate::spans::{self, LINKED, part_of};
 
 /// How many times the bound of pending rows changes of the state may take before they hold back the sources, unless that is
-/// less than the state itself has: a large one would be written over and over.
+/// less than half as much again as the state itself has: a large one would be written over and over.
 const CHANGES: usize = 4;
 /// The share of the budget in flight that may wait for a checkpoint before one is taken early. The other half lets the
 /// sources go on while it commits.
@@ -222,7 +222,8 @@ impl AggregationActor {
     fn many_changes(&self) -> bool {
         let changed = self.operator.changed_bytes();
         let bound = self.env.pipeline.tuning.pending_bytes.saturating_mul(CHANGES);
-        changed > bound && changed > self.operator.bytes().saturating_sub(changed)
+        let state = self.operator.bytes().saturating_sub(changed);
+        changed > bound && changed > state + state / 2
     }
 
     /// Whether a checkpoint is due now.

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use strandline_actors::board::{Event, Life, Snapshot};
+use strandline_actors::board::{Event, EventKind, Life, Snapshot};
 use strandline_actors::message::Target;
 use strandline_actors::ports::StateStore;
 use strandline_actors::run::Handle;
@@ -240,7 +240,8 @@ impl Told {
         let same = |a: &Event, b: &Event| (a.at, &a.actor, &a.what) == (b.at, &b.actor, &b.what);
         let known = self.last.as_ref().and_then(|last| board.events.iter().rposition(|event| same(event, last)));
         for event in board.events.iter().skip(known.map_or(0, |place| place + 1)) {
-            stage.say(&format!("{} {} died and starts again: {}", clock(begun), event.actor, event.what));
+            let died = if event.kind == EventKind::Restart { " died and starts again" } else { "" };
+            stage.say(&format!("{} {}{died}: {}", clock(begun), event.actor, event.what));
         }
         self.last = board.events.back().cloned();
     }

@@ -61,7 +61,7 @@ async fn a_slow_sink_bounds_memory_over_a_backlog_in_a_hundred_partitions() {
          INSERT INTO shown SELECT user_id, item, qty FROM orders WHERE qty >= 3;",
         stand.topic.name
     );
-    let (service, console) = stand.start_with_console(&sql);
+    let (service, console) = stand.start_with_console(&sql, &[]);
     // A sink that takes a hundred rows a second: whoever reads the console reads no faster.
     let (sender, mut rows) = tokio::sync::mpsc::channel::<Value>(1);
     std::thread::spawn(move || {

@@ -145,10 +145,11 @@ impl Stand {
         Service::start(command)
     }
 
-    /// Starts the service with a console that somebody reads.
-    pub(crate) fn start_with_console(&self, sql: &str) -> (Service, ChildStdout) {
+    /// Starts the service with a console that somebody reads, and with further settings.
+    pub(crate) fn start_with_console(&self, sql: &str, more: &[(&str, &str)]) -> (Service, ChildStdout) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_strandline"));
-        command.arg("run").envs(self.environment(sql)).stdout(Stdio::piped());
+        let more = more.iter().map(|(name, value)| (format!("STRANDLINE_{name}"), (*value).to_owned()));
+        command.arg("run").envs(self.environment(sql)).envs(more).stdout(Stdio::piped());
         let mut service = Service::start(command);
         let console = service.child.stdout.take().unwrap();
         (service, console)

@@ -2,7 +2,8 @@
 //! with every row that was on time by its own partition. The reference keeps all rows.
 
 use std::collections::BTreeMap;
-use std::time::Duration;
+use std::io::{BufRead, BufReader};
+use std::time::{Duration, Instant};
 
 use scylla::value::CqlTimestamp;
 
@@ -230,14 +231,7 @@ async fn an_idle_partition_lets_windows_close_and_what_comes_for_them_later_is_s
     let order = |partition: i32, ts: i64| (partition, format!("{{\"qty\":2,\"ts\":{ts}}}"));
     // The watermark gets to 290 s, so that four windows are over.
     feed.send(&stand, (0..31).map(|n| order(0, base + n * 10_000))).await;
-    let read = format!("SELECT start, n, total FROM {}.{}", stand.keyspace, stand.table);
-    let table = async || {
-        // The first start makes it.
-        let Ok(rows) = stand.session.query_unpaged(read.as_str(), ()).await else { return BTreeMap::new() };
-        let rows = rows.into_rows_result().unwrap();
-        let rows = rows.rows::<(CqlTimestamp, i64, i64)>().unwrap().map(|row| row.unwrap());
-        rows.map(|(start, n, total)| (start.0, (n, total))).collect::<BTreeMap<_, _>>()
-    };
+    let table = async || by_start(&stand).await;
     let windows = |many: i64| (0..many).map(|n| (base + n * minute, (6, 12))).collect::<BTreeMap<_, _>>();
     // Also in a process that starts when everything has been quiet for long.
     for life in 0..2 {
@@ -268,4 +262,74 @@ async fn an_idle_partition_lets_windows_close_and_what_comes_for_them_later_is_s
     assert_eq!(found, [1, 1, 1, 35].map(Some));
     service.stop().await;
     assert_eq!(table().await, wanted);
+}
+
+/// Count and sum by start of the window, as they are in the table.
+async fn by_start(stand: &Stand) -> BTreeMap<i64, (i64, i64)> {
+    let read = format!("SELECT start, n, total FROM {}.{}", stand.keyspace, stand.table);
+    // The first start makes it.
+    let Ok(rows) = stand.session.query_unpaged(read.as_str(), ()).await else { return BTreeMap::new() };
+    let rows = rows.into_rows_result().unwrap();
+    let rows = rows.rows::<(CqlTimestamp, i64, i64)>().unwrap().map(|row| row.unwrap());
+    rows.map(|(start, n, total)| (start.0, (n, total))).collect()
+}
+
+/// One partition is at its end, an hour further than the other, whose backlog waits for a sink that takes nothing. That one is
+/// not idle, however long it lasts: none of its windows is closed before its rows have come.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_partition_with_a_backlog_behind_a_slow_sink_is_not_idle() {
+    const BACKLOG: i64 = 30_000;
+    let (stand, mut feed) = (Stand::new(2).await, Feed::new(2));
+    let sql = format!(
+        "CREATE EXTERNAL TABLE orders (qty BIGINT, ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://{}'
+           OPTIONS ('json.timestamp.unit' 'millis', 'watermark.column' 'ts', 'watermark.delay' '1 second',
+             'watermark.idle' '1 second');
+         CREATE EXTERNAL TABLE result (start TIMESTAMP, n BIGINT, total BIGINT, PRIMARY KEY (start)) STORED AS CQL
+           LOCATION 'cassandra://{}/{}' OPTIONS ('sink.create' 'true', 'output.mode' 'append');
+         CREATE EXTERNAL TABLE shown (qty BIGINT, ts TIMESTAMP(3)) STORED AS JSON LOCATION 'console://'
+           OPTIONS ('console.format' 'json');
+         INSERT INTO result SELECT window.start, count(*), sum(qty) FROM orders GROUP BY window(ts, '1 minute');
+         INSERT INTO shown SELECT qty, ts FROM orders",
+        stand.topic.name, stand.keyspace, stand.table
+    );
+    let minute = 60_000;
+    let base = 28_333_334 * minute;
+    let order = |partition: i32, ts: i64| (partition, format!("{{\"qty\":2,\"ts\":{ts}}}"));
+    feed.send(&stand, [order(0, base + 60 * minute)]).await;
+    feed.send(&stand, (0..BACKLOG).map(|n| order(1, base + n * 100))).await;
+    let (service, console) = stand.start_with_console(&sql, &[("IN_FLIGHT__ROWS", "2000")]);
+    let positions = || -> Vec<i64> {
+        let status = service.status();
+        let partitions = status["board"]["partitions"].as_array().into_iter().flatten();
+        partitions.filter_map(|partition| partition["position"].as_i64()).collect()
+    };
+    // It stands still for several times as long as makes a partition idle.
+    let (mut last, mut since) = (Vec::new(), Instant::now());
+    until("the sink holds everything up", PATIENCE, async || positions().iter().sum::<i64>() > 1_000).await;
+    while since.elapsed() < Duration::from_secs(5) {
+        let now = positions();
+        if now != last {
+            (last, since) = (now, Instant::now());
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    let read = last.iter().sum::<i64>() - 1;
+    assert!(last.contains(&1) && read < BACKLOG / 2, "{last:?}");
+    let windows = |many: i64| (0..many).map(|n| (base + n * minute, (600, 1_200))).collect::<BTreeMap<_, _>>();
+    let closed = by_start(&stand).await;
+    assert_eq!(closed, windows(closed.len() as i64), "whole ones");
+    assert!(closed.len() as i64 <= read / 600, "{} windows are closed, {read} records read", closed.len());
+
+    let shown = tokio::task::spawn_blocking(move || {
+        BufReader::new(console).lines().map_while(Result::ok).filter(|line| line.contains("qty")).count() as i64
+    });
+    stand.until_committed(&feed.ends()).await;
+    let windows = windows(BACKLOG / 600);
+    until("the windows are written", PATIENCE, async || by_start(&stand).await == windows).await;
+    let status = service.status();
+    let found = ["late", "late_closed", "processed"].map(|of| count_of(&status, of));
+    assert_eq!(found, [0, 0, BACKLOG as u64 + 1].map(Some));
+    service.stop().await;
+    assert_eq!(by_start(&stand).await, windows);
+    assert_eq!(shown.await.unwrap(), BACKLOG + 1);
 }
