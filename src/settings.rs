@@ -141,7 +141,7 @@ pub struct KafkaSettings {
     pub discovery_interval: Duration,
     /// The number of librdkafka clients over which partitions are spread.
     pub clients: usize,
-    /// What librdkafka may hold in memory over all partitions, in bytes.
+    /// What librdkafka may hold in memory over all partitions, in bytes; twice as much where they take turns in it.
     pub fetch_memory: usize,
 }
 

@@ -23,7 +23,7 @@ use super::fetcher::{Fetcher, Lease};
 use super::life::Start;
 use super::raw::{Client, Code, Fault, TopicDescription};
 use super::topic_id;
-use super::turns::Turns;
+use super::turns::{self, Turns};
 
 /// The time that one question may take before it is asked again.
 const ASK_TIMEOUT: Duration = Duration::from_secs(3);
@@ -460,6 +460,8 @@ fn fetcher(
     (partitions, clients): (usize, usize),
     name: String,
 ) -> Result<Fetcher, KafkaError> {
+    // Those that take turns stand still between two of them unless others have enough to go on with.
+    let memory = if turns::are_taken(partitions) { memory.saturating_mul(2) } else { memory };
     let turns = Turns::new(memory, clients, partitions);
     let events = Arc::new(Events::new(voice, properties.log_level()));
     let listener = Arc::clone(&events);

@@ -157,7 +157,7 @@ pub const SETTINGS: &[Setting] = &[
         "kafka.fetch_memory",
         Kind::Bytes(MIB),
         "24MiB",
-        "What librdkafka may hold in memory of records not yet taken, over all partitions.",
+        "What librdkafka may hold in memory of records not yet taken, over all partitions; twice as much where more than eight take turns in it.",
     ),
     setting(
         "store.kind",
