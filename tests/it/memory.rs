@@ -35,9 +35,7 @@ fn fill(topic: String) {
 
 /// Records that were taken on so far, over all partitions.
 fn taken_on(service: &Service) -> u64 {
-    let status = service.status();
-    let partitions = status["board"]["partitions"].as_array().into_iter().flatten();
-    partitions.filter_map(|partition| partition["position"].as_u64()).sum()
+    service.positions().iter().sum()
 }
 
 /// The most memory that a process ever had, in megabytes.

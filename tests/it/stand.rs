@@ -44,6 +44,11 @@ pub(crate) struct Stand {
     stored: OnceCell<Existing>,
 }
 
+/// The variables of settings.
+fn variables<'a>(settings: &'a [(&str, &str)]) -> impl Iterator<Item = (String, &'a str)> {
+    settings.iter().map(|(name, value)| (format!("STRANDLINE_{name}"), *value))
+}
+
 impl Stand {
     pub(crate) async fn new(partitions: i32) -> Self {
         Self::at(&servers(), partitions).await
@@ -140,16 +145,14 @@ impl Stand {
     pub(crate) fn start_through(&self, through: &[&str], sql: &str, more: &[(&str, &str)]) -> Service {
         let words: Vec<&str> = through.iter().copied().chain([env!("CARGO_BIN_EXE_strandline"), "run"]).collect();
         let mut command = Command::new(words[0]);
-        let more = more.iter().map(|(name, value)| (format!("STRANDLINE_{name}"), (*value).to_owned()));
-        command.args(&words[1..]).envs(self.environment(sql)).envs(more);
+        command.args(&words[1..]).envs(self.environment(sql)).envs(variables(more));
         Service::start(command)
     }
 
     /// Starts the service with a console that somebody reads, and with further settings.
     pub(crate) fn start_with_console(&self, sql: &str, more: &[(&str, &str)]) -> (Service, ChildStdout) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_strandline"));
-        let more = more.iter().map(|(name, value)| (format!("STRANDLINE_{name}"), (*value).to_owned()));
-        command.arg("run").envs(self.environment(sql)).envs(more).stdout(Stdio::piped());
+        command.arg("run").envs(self.environment(sql)).envs(variables(more)).stdout(Stdio::piped());
         let mut service = Service::start(command);
         let console = service.child.stdout.take().unwrap();
         (service, console)
@@ -279,6 +282,13 @@ impl Service {
     /// What it shows of itself.
     pub(crate) fn status(&self) -> Value {
         self.get("/api/status").map_or(Value::Null, |(_, body)| serde_json::from_str(&body).unwrap())
+    }
+
+    /// Where its partitions stand.
+    pub(crate) fn positions(&self) -> Vec<u64> {
+        let status = self.status();
+        let partitions = status["board"]["partitions"].as_array().into_iter().flatten();
+        partitions.filter_map(|partition| partition["position"].as_u64()).collect()
     }
 
     /// Waits until what it shows of itself is so.

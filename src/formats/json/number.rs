@@ -9,6 +9,7 @@ use super::reader::{self, Value};
 use crate::words;
 
 /// The digits of a number, or of a string that holds exactly a number.
+#[inline]
 fn digits<'a>(value: Value<'a>, expected: &str) -> Result<Cow<'a, str>, Fault> {
     match value {
         Value::Number(text) => Ok(Cow::Borrowed(text)),
@@ -52,7 +53,6 @@ fn whole_exactly(text: &str) -> Result<i128, Inexact> {
 #[inline]
 pub(super) fn floating<T: Float>(value: Value<'_>, sql: &str) -> Result<T, Fault> {
     let text = match value {
-        Value::Number(text) => Cow::Borrowed(text),
         Value::Text(r#""NaN""#) => return Ok(T::NAN),
         Value::Text(r#""Infinity""# | r#""+Infinity""# | r#""+INF""#) => return Ok(T::INFINITY),
         Value::Text(r#""-Infinity""# | r#""-INF""#) => return Ok(T::NEG_INFINITY),
