@@ -199,7 +199,8 @@ impl Bench {
         let mut found: Vec<Vec<Run>> = vec![Vec::new(); cases.len()];
         for round in 0..self.runs {
             yardsticks.push(yardstick::read(&self.kafka, topic, self.records));
-            for (number, case) in cases.iter().enumerate() {
+            for number in turn(cases.len(), round) {
+                let case = &cases[number];
                 let mut service = Service::start(&self.settings(topic, case));
                 let run = service.read(topic.records(self.records));
                 service.kill();
@@ -217,6 +218,7 @@ impl Bench {
                 found[number].push(run);
             }
         }
+        costs(topic, &cases, &found);
         let limit = median(&mut yardsticks.clone(), Usage::rate);
         let cpu = median(&mut yardsticks.clone(), Usage::cpu_a_million);
         println!("| {} | librdkafka, just counted | {} | 100 % | {cpu:.2} | | |", topic.name, millions(limit));
@@ -281,6 +283,35 @@ impl Bench {
             ("CASSANDRA__KEYSPACE", "bench".to_owned()),
             ("CHECKPOINT__INTERVAL", format!("{}ms", interval.as_millis())),
         ]
+    }
+}
+
+/// The cases of a round in their order: every other round backwards, so that none always comes first.
+fn turn(cases: usize, round: usize) -> Vec<usize> {
+    let mut turn: Vec<usize> = (0..cases).collect();
+    if round % 2 == 1 {
+        turn.reverse();
+    }
+    turn
+}
+
+/// Says what checkpoints cost of the rate and in CPU: the median over the rounds, in each of which both were measured.
+fn costs(topic: &Topic, cases: &[Case], found: &[Vec<Run>]) {
+    for (with, case) in cases.iter().enumerate().filter(|(_, case)| case.checkpoints == Checkpoints::EverySecond) {
+        let bare = Case { checkpoints: Checkpoints::Never, ..*case };
+        let Some(without) = cases.iter().position(|other| other.title() == bare.title()) else { continue };
+        let of_rounds = |cost: &dyn Fn(&Run, &Run) -> f64| {
+            let pairs = found[with].iter().zip(&found[without]);
+            let mut costs: Vec<f64> = pairs.map(|(with, without)| cost(with, without) * 100.0).collect();
+            format!("{:.1} % (of all rounds, sorted: {:.1?})", median(&mut costs, |cost| *cost), costs)
+        };
+        eprintln!(
+            "{}: a checkpoint every second costs {} {} of the rate, {} more CPU in the process",
+            topic.name,
+            case.query.name,
+            of_rounds(&|with, without| 1.0 - with.usage.rate() / without.usage.rate()),
+            of_rounds(&|with, without| with.usage.cpu_a_million() / without.usage.cpu_a_million() - 1.0),
+        );
     }
 }
 

@@ -130,13 +130,6 @@ impl Explained<'_> {
         if self.inserts().any(|insert| matches!(insert.0.sink.kind, SinkKind::Console { .. })) {
             notices.push("the console is written at least once: after a crash the last rows come again".to_owned());
         }
-        let windowed = self.inserts().any(|insert| insert.contents("group by").iter().any(|g| g.contains("window(")));
-        if windowed && contents(&self.plan.reading, "watermark").is_empty() {
-            notices.push(
-                "there is no watermark ('watermark.column'): windows never close, no row is late, and the state grows"
-                    .to_owned(),
-            );
-        }
         if let Some(why) = self.plan.query().unrepeatable() {
             notices.push(format!("a shard with a damaged segment cannot go back to an earlier state: {why}"));
         }

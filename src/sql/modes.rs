@@ -1,6 +1,7 @@
 //! Whether the event time of a table, the windows of a query and the output mode of its sink go together.
 
 use arrow::datatypes::DataType;
+use datafusion::logical_expr::{Cast, Expr};
 
 use super::clock::is_clock;
 use super::error::SqlError;
@@ -29,10 +30,17 @@ fn of_source(shape: &Shape, source: &SourceTable, arm: &Arm) -> Result<(), SqlEr
     if let (Some(Grouping { window: Some((_, _, time)), .. }), Some(watermark)) = (&shape.grouping, watermark)
         && !arm.is_column(time, &watermark.column)
     {
+        let meant = arm.meant(time).unwrap_or(time);
+        let cast = matches!(meant, Expr::Cast(Cast { expr, .. })
+            if matches!(&**expr, Expr::Column(column) if column.name == watermark.column));
+        let advice = match (cast, &arm.columns) {
+            (true, Some(_)) => "declare that column with the same type in all tables of the UNION ALL",
+            (true, None) => "take the column as it is",
+            (false, _) => "take one of them for both",
+        };
         return Err(SqlError::new(format!(
-            "the window is over {}, but the watermark of {} follows {} and cannot say when such a window is over: \
-             take one of them for both",
-            shape.display(time),
+            "the window is over {}, but the watermark of {} follows {} and cannot say when such a window is over: {advice}",
+            shape.display(meant),
             source.name,
             watermark.column
         )));

@@ -1,5 +1,6 @@
 //! From the statements to the two halves of the query.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use datafusion::logical_expr::TableScan;
@@ -166,22 +167,13 @@ fn build(statements: &Statements, checked: &[Checked<'_>]) -> Result<Plan, SqlEr
     let mut inserts = Vec::new();
     for (number, (Built { insert, branches: own, all_in_one }, tag)) in built.into_iter().zip(tags).enumerate() {
         description += &if one { insert.description.clone() } else { tagged(&insert.description, &tag) };
+        let name = if one { String::new() } else { format!("{tag}: ") };
         if let Some(what) = all_in_one {
-            let name = if one { String::new() } else { format!("{tag}: ") };
             notices.push(format!(
                 "{name}all groups of a window {what}: one shard does all the work, and the others have nothing to do"
             ));
         }
-        let timed = own.iter().filter(|(_, branch)| branch.timed && branch.window.is_none());
-        let timed = timed.map(|(source, _)| readings[*source].table).find(|table| !table.by_clock());
-        if let Some(table) = timed {
-            let name = if one { String::new() } else { format!("{tag}: ") };
-            notices.push(format!(
-                "{name}without a window, too, a row whose time is before the watermark of {} is late, and left out; to take every \
-                 row, read the topic in a pipeline without 'watermark.column'",
-                table.name
-            ));
-        }
+        notices.extend(of_time(&own, &readings).iter().map(|notice| format!("{name}{notice}")));
         for (source, branch) in own {
             branches[source].push(Branch { insert: (!one).then_some(number), ..branch });
         }
@@ -223,6 +215,26 @@ fn unrepeatable(readings: &[Reading<'_>], closes: bool, inserts: &[Insert]) -> O
     } else {
         None
     }
+}
+
+/// What becomes of time in a query, where no word of it says so.
+fn of_time(branches: &[(usize, Branch)], readings: &[Reading<'_>]) -> BTreeSet<String> {
+    let notice = |(source, branch): &(usize, Branch)| {
+        let table = readings[*source].table;
+        match branch.window {
+            Some(_) if !branch.timed => Some(format!(
+                "without 'watermark.column' on {} no window ever closes: no row is late, and the state grows",
+                table.name
+            )),
+            None if branch.timed && !table.by_clock() => Some(format!(
+                "without a window, too, a row whose time is before the watermark of {} is late, and left out; to take every \
+                 row, read the topic in a pipeline without 'watermark.column'",
+                table.name
+            )),
+            _ => None,
+        }
+    };
+    branches.iter().filter_map(notice).collect()
 }
 
 /// The scans of a table.

@@ -298,3 +298,25 @@ fn what_cannot_be_put_together_is_refused() {
         assert!(message.contains(reason), "{select}: {message}");
     }
 }
+
+/// Whose column has another type in each of them is cast, which nobody has written.
+#[test]
+fn event_times_of_two_types_are_refused_by_their_cause() {
+    for (from, advice) in [
+        (
+            "(SELECT ts FROM coarse UNION ALL SELECT ts FROM fine) GROUP BY window(ts, '1 minute')",
+            "declare that column with the same type in all tables of the UNION ALL",
+        ),
+        ("coarse GROUP BY window(CAST(ts AS TIMESTAMP(6)), '1 minute')", "take the column as it is"),
+    ] {
+        let message = refused(&format!(
+            "CREATE EXTERNAL TABLE fine (ts TIMESTAMP(6)) STORED AS JSON LOCATION 'kafka://fine';
+             CREATE EXTERNAL TABLE coarse (ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://coarse'
+               OPTIONS ('watermark.column' 'ts');
+             CREATE EXTERNAL TABLE result (start TIMESTAMP(6) PRIMARY KEY, n BIGINT) STORED AS TABLE LOCATION 'console://';
+             INSERT INTO result SELECT window.start, count(*) FROM {from}"
+        ));
+        let reason = format!("the watermark of coarse follows ts and cannot say when such a window is over: {advice}");
+        assert!(message.contains("the window is over CAST(") && message.contains(&reason), "{from}: {message}");
+    }
+}

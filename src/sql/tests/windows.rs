@@ -109,6 +109,7 @@ fn windows_are_grouped_by_their_alias_or_number() {
             ("window(ts, '1 second') AS w, count(*) AS n FROM orders GROUP BY w", "w.start"),
             ("count(*) AS n, window(ts, '1 second') AS w FROM orders GROUP BY 2", "w.start"),
             ("window.start AS w, count(*) AS n FROM orders GROUP BY window(ts, '1 second')", "w"),
+            ("window.*, count(*) AS n FROM orders GROUP BY window(ts, '1 second')", "start"),
             (
                 "window.start AS w, count(*) AS n FROM orders GROUP BY window(ts, '1 second')
                    HAVING window.start >= TIMESTAMP '1970-01-01T00:00:00' AND window.end < TIMESTAMP '1970-01-01T00:00:05'",
@@ -128,6 +129,16 @@ fn windows_are_grouped_by_their_alias_or_number() {
         pipeline.checkpoint_all();
         assert_eq!(shown(&pipeline), ["1000 3"]);
     });
+    let fingerprint = |columns: &str| {
+        super::harness::planned(&format!(
+            "CREATE EXTERNAL TABLE orders (ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://orders';
+             CREATE EXTERNAL TABLE result (start TIMESTAMP(3) PRIMARY KEY, until TIMESTAMP(3)) STORED AS TABLE
+               LOCATION 'console://';
+             INSERT INTO result SELECT {columns} FROM orders GROUP BY window(ts, '1 second')"
+        ))
+        .fingerprint
+    };
+    assert_eq!(fingerprint("window.*"), fingerprint("window.start, window.end"));
 }
 
 /// One record from the far future closes nothing; a record a little ahead does.
@@ -223,7 +234,7 @@ fn a_record_that_is_read_again_moves_the_watermark_no_further_than_before() {
 
 /// What no window says is easily overlooked.
 #[test]
-fn queries_without_a_window_are_told_that_rows_can_be_late() {
+fn queries_are_told_what_becomes_of_time() {
     let notices = |column: &str, rest: &str| {
         let sql = format!(
             "CREATE EXTERNAL TABLE orders (k VARCHAR, ts TIMESTAMP) STORED AS JSON LOCATION 'kafka://orders' {column};
@@ -243,6 +254,16 @@ fn queries_without_a_window_are_told_that_rows_can_be_late() {
     ] {
         assert!(notices(column, &rest).is_empty(), "{column} {rest}");
     }
+    let windows =
+        "; CREATE EXTERNAL TABLE hours (start TIMESTAMP, k VARCHAR, n BIGINT, PRIMARY KEY (start, k)) STORED AS CQL
+          LOCATION 'cassandra://shop/hours';
+        INSERT INTO hours SELECT window.start, k, count(*) FROM orders GROUP BY window(ts, '1 hour'), k";
+    let told = notices("", windows);
+    assert!(
+        told.len() == 1 && told[0].contains("without 'watermark.column' on orders no window ever closes"),
+        "{told:?}"
+    );
+    assert!(notices("OPTIONS ('watermark.column' 'ts')", windows).is_empty());
 }
 
 /// Without windows a row is late if its time is before the watermark, which a row of NULL never is.

@@ -10,8 +10,8 @@ use std::ops::ControlFlow;
 use arrow::compute::kernels::cast_utils::parse_interval_month_day_nano;
 use datafusion::sql::sqlparser::ast::{
     AccessExpr, Expr, Function, FunctionArg, FunctionArgExpr, FunctionArgumentList, FunctionArguments, GroupByExpr,
-    Ident, Interval, ObjectName, Query, Select, SelectItem, Spanned, UnaryOperator, Value, Visit, VisitMut, Visitor,
-    VisitorMut, WindowType,
+    Ident, Interval, ObjectName, Query, Select, SelectItem, SelectItemQualifiedWildcardKind, Spanned, UnaryOperator,
+    Value, Visit, VisitMut, Visitor, VisitorMut, WindowType,
 };
 
 use super::calendar::Calendar;
@@ -114,6 +114,7 @@ impl Rewrite<'_> {
             *group = key;
         }
         let Some(grouped) = grouped else { return Ok(()) };
+        grouped.list(&mut select.projection);
         for item in &mut select.projection {
             if let SelectItem::UnnamedExpr(expr) = item
                 && let Some((written, replaced)) = grouped.meaning(expr)
@@ -233,6 +234,21 @@ impl Grouped {
             Expr::Identifier(window) if normal(window) == self.name => Some((self.name.clone(), self.whole())),
             expr if *expr == self.call => Some((self.name.clone(), self.whole())),
             _ => None,
+        }
+    }
+
+    /// Puts both bounds in the place of `window.*`.
+    fn list(&self, items: &mut Vec<SelectItem>) {
+        let all = |item: &SelectItem| match item {
+            SelectItem::QualifiedWildcard(SelectItemQualifiedWildcardKind::ObjectName(window), _) => {
+                plain_name(window).is_some_and(|window| window == self.name)
+            }
+            _ => false,
+        };
+        let bound =
+            |name| SelectItem::UnnamedExpr(Expr::CompoundIdentifier(vec![Ident::new(&self.name), Ident::new(name)]));
+        while let Some(at) = items.iter().position(all) {
+            items.splice(at..=at, ["start", "end"].map(bound));
         }
     }
 
