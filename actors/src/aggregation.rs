@@ -182,12 +182,13 @@ impl AggregationActor {
         if !batch.span.is_disabled() && self.traced.len() < LINKED {
             self.traced.push(Span::current());
         }
-        let stood = |position: &Position| (position.next, position.watermark, position.idle, position.raised);
+        let stood = |at: &Position| (at.next, at.watermark, at.idle, at.raised, at.unsettled);
         let before = stood(position);
         invariant!(batch.range.until >= position.next, "a vector never goes back");
         position.next = batch.range.until;
         position.watermark = batch.watermark.max(position.watermark);
         (position.idle, position.raised) = (batch.idle, batch.raised);
+        position.unsettled = batch.unsettled;
         self.moved |= before != stood(position);
         position.counts.add(&batch.rows.counts);
         self.rows_changed |= !batch.rows.rows.is_empty() || !batch.rows.dead_letters.is_empty();

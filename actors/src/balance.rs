@@ -3,7 +3,8 @@
 //! Each shard counts the offsets that it owns, beside its position, and both are committed by the same write. So whatever
 //! died and was read again, the counters of all shards add up to the distance that the position moved. While shards stand at
 //! different places the sum lies between what the lowest and the highest of them have passed; when all stand together it is
-//! exact.
+//! exact. Where records were deleted before they were read, they are counted when all stand together: until then there may be
+//! fewer.
 
 use serde::Serialize;
 
@@ -29,8 +30,9 @@ impl Balance {
     /// Adds up what each shard says of a partition; `None` stands for a shard that has not read of it yet. Nothing, if
     /// there is no shard.
     pub fn new<'a>(start: Offset, shards: impl IntoIterator<Item = Option<&'a Position>>) -> Option<Self> {
-        let (mut counts, mut ranges) = (Counts::default(), Vec::new());
+        let (mut counts, mut ranges, mut unsettled) = (Counts::default(), Vec::new(), false);
         for position in shards {
+            unsettled |= position.is_some_and(|position| position.unsettled);
             let next = position.map_or(start, |position| position.next);
             ranges.push((position.and_then(|position| position.counted_from).unwrap_or(start), next));
             counts.add(&position.map(|position| position.counts).unwrap_or_default());
@@ -40,6 +42,8 @@ impl Balance {
             (ranges.iter().map(|range| range.1).min()?, ranges.iter().map(|range| range.1).max()?);
         let total = i64::try_from(counts.total()).unwrap_or(i64::MAX);
         let (least, most) = (position.0.saturating_sub(latest.0), highest.0.saturating_sub(from.0));
+        // What was lost is still to be counted.
+        let least = if unsettled { 0 } else { least };
         let off = if total > most { total - most } else { (total - least).min(0) };
         Some(Self { from, position, highest, counts, off })
     }
@@ -81,6 +85,14 @@ mod tests {
         assert_eq!(balance(&[None, Some(position(30, 21, 0))]).off, 1);
         assert_eq!(balance(&[None, None]).off, 0);
         assert_eq!(Balance::new(Offset(10), []), None);
+    }
+
+    #[test]
+    fn what_is_lost_is_missing_until_it_is_settled() {
+        let unsettled = |next, processed| Some(Position { unsettled: true, ..position(next, processed, 0) });
+        assert_eq!(balance(&[unsettled(28, 1), Some(position(30, 9, 0))]).off, 0);
+        assert_eq!(balance(&[unsettled(28, 1), Some(position(30, 20, 0))]).off, 1);
+        assert_eq!(balance(&[Some(position(28, 1, 0)), Some(position(30, 9, 0))]).off, -8);
     }
 
     #[test]

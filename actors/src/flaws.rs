@@ -133,6 +133,8 @@ flaws! {
     OnePartIsEnough,
     /// What has changed counts as the whole of a state table.
     ChangesAreWhole,
+    /// A partition actor does not know that an earlier life passed over records whose number was not known yet.
+    LostForgotten,
 }
 
 thread_local! {

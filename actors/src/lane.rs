@@ -54,20 +54,17 @@ pub struct Counted {
 /// Which lane counts what was lost, and how much that is, given a range of which no record can be read any more or one behind it.
 /// Shards that stand above the beginning of what was lost may have counted some of it. So it is what is missing from all counts
 /// together, this range's included, once all shards stand together at its end; until then nobody knows. `None` among the lanes
-/// stands for one that is switched off: then they do not come together, and all that was not read counts as lost.
+/// stands for one that is switched off, and where that stands nobody knows either.
 pub fn lost(range: Range, lanes: &[Option<Counted>]) -> Option<(usize, u64)> {
-    let known = || lanes.iter().enumerate().filter_map(|(number, lane)| Some((number, (*lane)?)));
-    let (lowest, lane) = known().min_by_key(|(_, lane)| lane.next)?;
-    let distance = |from: Offset| u64::try_from(range.until.0.saturating_sub(from.0)).unwrap_or(0);
-    if lanes.contains(&None) {
-        return Some((lowest, distance(range.from.max(lane.next))));
-    }
-    if known().any(|(_, lane)| lane.next > range.until) {
+    let lanes: Vec<Counted> = lanes.iter().copied().collect::<Option<_>>()?;
+    if lanes.iter().any(|lane| lane.next > range.until) {
         return None;
     }
-    let from = known().map(|(_, lane)| lane.from).min()?;
-    let counted = known().map(|(_, lane)| lane.total).fold(0, u64::saturating_add);
-    Some((lowest, distance(from).saturating_sub(counted)))
+    let (lowest, _) = lanes.iter().enumerate().min_by_key(|(_, lane)| lane.next)?;
+    let from = lanes.iter().map(|lane| lane.from).min()?;
+    let counted = lanes.iter().map(|lane| lane.total).fold(0, u64::saturating_add);
+    let passed = u64::try_from(range.until.0.saturating_sub(from.0)).unwrap_or(0);
+    Some((lowest, passed.saturating_sub(counted)))
 }
 
 #[cfg(test)]
@@ -118,9 +115,8 @@ mod tests {
         // It stands above what was lost, and the second still has to read that far: it counts 4 of the last 10.
         assert_eq!(lost(range(10, 50), &[lane(60, 29), lane(10, 2)]), None);
         assert_eq!(lost(range(50, 60), &[lane(60, 29), lane(50, 2 + 4)]), Some((1, 20)));
-        // One is off: the others take all of it, and when it is back nothing is missing.
-        assert_eq!(lost(range(10, 50), &[lane(10, 3), None]), Some((0, 40)));
-        assert_eq!(lost(range(10, 50), &[lane(50, 43), lane(10, 2)]), Some((1, 0)));
+        // One is off, wherever it stands: when it is back it is known.
+        assert_eq!(lost(range(10, 50), &[lane(10, 3), None]), None);
         assert_eq!(lost(range(10, 50), &[None]), None);
     }
 

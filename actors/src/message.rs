@@ -64,6 +64,8 @@ pub(crate) struct LaneBatch {
     pub(crate) idle: bool,
     /// Up to where windows are to close once all partitions are idle.
     pub(crate) raised: Watermark,
+    /// What was lost up to here is not counted yet.
+    pub(crate) unsettled: bool,
     pub(crate) rows: LaneRows,
     /// Given back when the last lane is done with the batch.
     pub(crate) credit: Option<Arc<Credit>>,

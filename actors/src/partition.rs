@@ -128,6 +128,8 @@ struct Lane {
     counted: (Offset, u64),
     /// Up to where the shard had closed its windows when it last answered.
     closed: Watermark,
+    /// What was lost up to here is not counted yet, as the shard is told.
+    unsettled: bool,
 }
 
 impl Lane {
@@ -203,11 +205,11 @@ impl PartitionLife {
         noted.sort_unstable();
         let lanes = answers.into_iter().enumerate().map(|(number, answer)| {
             let (shard, answer) = answer?;
-            let Position { next, counts, counted_from, .. } = answer.position;
+            let Position { next, counts, counted_from, unsettled, .. } = answer.position;
             let (incarnation, counted) = (answer.shard, (counted_from.unwrap_or(self.start), counts.total()));
             // While this one reads again what others lack, the shard may close what its watermark of this partition allows.
             let closed = answer.closed.max(answer.position.watermark);
-            Some(Lane { number, shard, incarnation, next, counted, closed })
+            Some(Lane { number, shard, incarnation, next, counted, closed, unsettled })
         });
         Registration { lanes: lanes.collect(), from, watermark, noted }
     }
@@ -267,8 +269,8 @@ impl PartitionLife {
         let mut quiet: Option<Instant> = None;
         // Whether the shards were told that nothing follows for now, and not been asked since.
         let mut unasked = false;
-        // Something was lost, and how much is not known yet.
-        let mut unsettled = false;
+        // Something was lost, maybe in an earlier life, and how much is not known yet.
+        let mut unsettled = lanes.iter().flatten().any(|lane| lane.unsettled) && !flaw!(LostForgotten);
         let mut reading = Instant::now();
         self.shows(|status| {
             status.actor.life = Life::Running;
@@ -372,6 +374,7 @@ impl PartitionLife {
                     unsettled = false;
                 }
             }
+            lanes.iter_mut().flatten().for_each(|lane| lane.unsettled = unsettled);
             let idle = output.idle && batch.range.is_empty();
             unasked |= idle;
             let raised = output.raised.filter(|_| idle);
@@ -465,6 +468,7 @@ impl PartitionLife {
             watermark,
             idle,
             raised,
+            unsettled: lane.unsettled,
             rows,
             credit,
             batch: span.clone(),

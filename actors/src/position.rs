@@ -168,12 +168,17 @@ pub struct Position {
     /// Where the counts begin, if not at the partition's stored start: a rewind sets it, so that counts and distance stay equal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counted_from: Option<Offset>,
+    /// Records were deleted before this shard read them, and how many nobody has counted is not known before all shards stand
+    /// together.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub unsettled: bool,
 }
 
 impl Position {
     /// The position of a partition of which nothing was read yet.
     pub fn start(next: Offset) -> Self {
-        Self { next, watermark: None, idle: false, raised: None, counts: Counts::default(), counted_from: None }
+        let counts = Counts::default();
+        Self { next, watermark: None, idle: false, raised: None, counts, counted_from: None, unsettled: false }
     }
 
     /// The partition is quiet no more, or not known to be: it holds back the shard's watermark.

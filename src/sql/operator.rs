@@ -614,6 +614,10 @@ impl AggregatePlan {
 
     /// The rows that groups make for the sink.
     fn results(&self, keys: &[ArrayRef], states: &[ArrayRef], groups: usize) -> Result<Passed, StageError> {
+        // Some functions cannot say of which type no result is.
+        if let (0, Shown::Groups { schema, .. }) = (groups, &self.shown) {
+            return self.pipeline.run(&RecordBatch::new_empty(Arc::clone(schema))).map_err(failed);
+        }
         let aggregation = &self.aggregation;
         let mut all = aggregation.states().map_err(failed)?;
         all.merge(states, &(0..groups).collect::<Vec<_>>(), groups).map_err(failed)?;

@@ -7,13 +7,14 @@ use std::collections::HashSet;
 use std::sync::Arc;
 
 use arrow::datatypes::DataType;
-use datafusion::common::DFSchema;
 use datafusion::common::tree_node::{Transformed, TreeNode};
+use datafusion::common::{Column, DFSchema, ExprSchema};
 use datafusion::error::DataFusionError;
 use datafusion::logical_expr::utils::{conjunction, split_conjunction_owned};
 use datafusion::logical_expr::{Distinct, Expr, ExprSchemable, Filter, LogicalPlan, Operator};
 
 use super::ranking;
+use super::routing::has_floats;
 use super::windows;
 
 /// The same plan with its conditions as far down as they go.
@@ -101,7 +102,10 @@ fn parted(conditions: Vec<Expr>, schema: &DFSchema, columns: &HashSet<Expr>) -> 
     let (mut down, mut here) = (Vec::new(), Vec::new());
     for condition in conditions {
         let of = condition.column_refs();
-        let fits = !of.is_empty() && of.iter().all(|column| columns.contains(&Expr::Column((*column).clone())));
+        // A group of floating-point numbers is 0.0 where a row of it may be -0.0, which a condition can tell apart.
+        let same = |column: &Column| schema.data_type(column).is_ok_and(|of| !has_floats(of));
+        let fits = !of.is_empty()
+            && of.iter().all(|column| columns.contains(&Expr::Column((*column).clone())) && same(column));
         match fits && (here.is_empty() || never_fails(&condition, schema)) {
             true => down.push(condition),
             false => here.push(condition),

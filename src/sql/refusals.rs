@@ -57,8 +57,9 @@ pub(super) const AGGREGATES: [&str; 29] = [
     "var_pop",
 ];
 
-/// Aggregates of two columns, of which DataFusion takes all rows, whether DISTINCT is written or not.
-const OF_PAIRS: [&str; 12] = [
+/// Aggregates of two columns, and one of bits, of which DataFusion takes all rows, whether DISTINCT is written or not.
+const OF_ALL_ROWS: [&str; 13] = [
+    "bit_xor",
     "corr",
     "covar_pop",
     "covar_samp",
@@ -204,7 +205,7 @@ impl Check<'_> {
         }
         if let FunctionArguments::List(list) = &function.args {
             if list.duplicate_treatment == Some(DuplicateTreatment::Distinct) {
-                if OF_PAIRS.contains(&canonical) {
+                if OF_ALL_ROWS.contains(&canonical) {
                     let message = format!(
                         "{name}(DISTINCT ...) is not supported: it takes no DISTINCT, and would be computed of all rows"
                     );

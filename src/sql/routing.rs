@@ -8,7 +8,7 @@ use std::sync::Arc;
 use arrow::array::{
     Array, ArrayRef, AsArray, FixedSizeListArray, GenericListArray, OffsetSizeTrait, PrimitiveArray, StructArray,
 };
-use arrow::datatypes::{DataType, FieldRef, Float32Type, Float64Type, SchemaRef};
+use arrow::datatypes::{ArrowPrimitiveType, DataType, FieldRef, Float16Type, Float32Type, Float64Type, SchemaRef};
 use arrow::error::ArrowError;
 use arrow::row::{Row, RowConverter, Rows, SortField};
 use strandline_actors::pointer::ShardId;
@@ -86,6 +86,8 @@ impl KeyEncoder {
     }
 }
 
+type Half = <Float16Type as ArrowPrimitiveType>::Native;
+
 /// A key column in which values that SQL calls equal are equal bit by bit: -0.0 becomes 0.0, every NaN the same one, also
 /// within structs and lists.
 pub(super) fn canonical(column: &ArrayRef) -> ArrayRef {
@@ -98,6 +100,11 @@ pub(super) fn canonical(column: &ArrayRef) -> ArrayRef {
         DataType::Float32 => {
             let values: PrimitiveArray<Float32Type> =
                 column.as_primitive::<Float32Type>().unary(|value| if value.is_nan() { f32::NAN } else { value + 0.0 });
+            Arc::new(values)
+        }
+        DataType::Float16 => {
+            let one = |value: Half| if value.is_nan() { Half::NAN } else { value + Half::ZERO };
+            let values: PrimitiveArray<Float16Type> = column.as_primitive::<Float16Type>().unary(one);
             Arc::new(values)
         }
         DataType::Struct(fields) if has_floats(column.data_type()) => {
@@ -123,13 +130,13 @@ fn of_list<O: OffsetSizeTrait>(lists: &GenericListArray<O>, field: &FieldRef) ->
     GenericListArray::new(Arc::clone(field), offsets, canonical(lists.values()), nulls)
 }
 
-fn has_floats(data_type: &DataType) -> bool {
+pub(super) fn has_floats(data_type: &DataType) -> bool {
     match data_type {
         DataType::Struct(fields) => fields.iter().any(|field| has_floats(field.data_type())),
         DataType::List(field) | DataType::LargeList(field) | DataType::FixedSizeList(field, _) => {
             has_floats(field.data_type())
         }
-        other => matches!(other, DataType::Float32 | DataType::Float64),
+        other => other.is_floating(),
     }
 }
 
@@ -140,6 +147,7 @@ mod tests {
     use arrow::array::{
         BooleanArray, Decimal128Array, Float64Array, Int64Array, StringArray, TimestampMillisecondArray,
     };
+    use arrow::compute::cast;
     use arrow::datatypes::{Field, Schema};
     use uuid::Uuid;
 
@@ -201,10 +209,13 @@ mod tests {
     #[test]
     fn equal_values_have_equal_hashes() {
         let nan = f64::from_bits(0x7ff8_0000_0000_0001);
-        let hashes = hashes(&[Arc::new(Float64Array::from(vec![0.0, -0.0, f64::NAN, -f64::NAN, nan]))]);
-        assert_eq!(hashes[0], hashes[1]);
-        assert!(hashes[2] == hashes[3] && hashes[3] == hashes[4]);
-        assert_ne!(hashes[0], hashes[2]);
+        let values = Float64Array::from(vec![0.0, -0.0, f64::NAN, -f64::NAN, nan]);
+        for data_type in [DataType::Float16, DataType::Float32, DataType::Float64] {
+            let hashes = hashes(&[cast(&values, &data_type).unwrap()]);
+            assert_eq!(hashes[0], hashes[1], "{data_type}");
+            assert!(hashes[2] == hashes[3] && hashes[3] == hashes[4], "{data_type}");
+            assert_ne!(hashes[0], hashes[2], "{data_type}");
+        }
     }
 
     /// The same value has the same shard, whatever else is in its batch.

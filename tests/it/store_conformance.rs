@@ -306,7 +306,9 @@ fn full_pointer(partitions: i32) -> Pointer {
                 let raised = (number % 3 == 0).then_some(i64::MAX - i64::from(number));
                 let (next, idle) = (Offset(i64::MAX), number % 3 == 0);
                 let counted_from = (number % 5 == 0).then_some(Offset(-7));
-                (partition("orders", number).key, Position { next, watermark, idle, raised, counts, counted_from })
+                let unsettled = number % 7 == 0;
+                let position = Position { next, watermark, idle, raised, counts, counted_from, unsettled };
+                (partition("orders", number).key, position)
             })
             .collect(),
     );

@@ -25,8 +25,8 @@ fn segment() -> SegmentRef {
 /// A shard that stands at 90 in partition 0 and has something to lose.
 fn pointer() -> Pointer {
     let counts = Counts { processed: 80, ..Counts::default() };
-    let position =
-        Position { next: Offset(90), watermark: Some(5), idle: true, raised: Some(6), counts, counted_from: None };
+    let at = Position::start(Offset(90));
+    let position = Position { watermark: Some(5), idle: true, raised: Some(6), counts, unsettled: true, ..at };
     let vector = Vector([(key(0), position)].into());
     let segments = vec![of_kind(SegmentKind::Upserts { sink: 0 }, 1), of_kind(SegmentKind::DeadLetters, 2)];
     let outbox = Outbox { epoch: Epoch(7), timestamp: 0, segments };

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 /// Every kind of fault that a hostile run may meet.
-pub const KINDS: [&str; 49] = [
+pub const KINDS: [&str; 50] = [
     "store refuses",
     "store applies and loses the answer",
     "store applies late",
@@ -21,6 +21,7 @@ pub const KINDS: [&str; 49] = [
     "source rewinds",
     "source jumps ahead",
     "source leaves a gap",
+    "records deleted",
     "end of the log unknown",
     "partition panics",
     "aggregation panics",

@@ -174,7 +174,9 @@ impl SourceStage for Stage {
         let mut watermark = input.watermark;
         let needs = |lane: usize, offset: i64| input.cuts[lane].is_some_and(|cut| offset >= cut.0);
         let gap = |lanes: &mut Vec<LaneRows>, from: i64, until: i64| {
-            lanes[home].counts.gaps += (from..until).filter(|offset| needs(home, *offset)).count() as u64;
+            if !input.batch.lost {
+                lanes[home].counts.gaps += (from..until).filter(|offset| needs(home, *offset)).count() as u64;
+            }
         };
         let (offsets, keys, values, times) =
             (long(rows, "_offset"), long(rows, "key"), long(rows, "value"), long(rows, "time"));

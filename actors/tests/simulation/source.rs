@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use crate::faults::Chance;
 use crate::process::Process;
+use crate::world::Plan;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Record {
@@ -48,12 +49,15 @@ pub struct FakeKafka {
     pub untold: Mutex<BTreeSet<i32>>,
     /// Its topic is compacted.
     pub thins: AtomicBool,
+    /// By partition, offsets of which the broker says that their records were deleted. None was ever there, so no result changes
+    /// with who has read them before.
+    pub lost: Option<Mutex<BTreeMap<i32, BTreeMap<i64, i64>>>>,
     pub chance: Arc<Chance>,
 }
 
 impl FakeKafka {
-    pub fn new(chance: Arc<Chance>, partitions: i32, latest: bool) -> Self {
-        let logs = (0..partitions).map(|partition| (partition, Log::default())).collect();
+    pub fn new(chance: Arc<Chance>, plan: &Plan) -> Self {
+        let logs = (0..plan.partitions).map(|partition| (partition, Log::default())).collect();
         Self {
             topic_id: Uuid::from_u128(77),
             logs: Mutex::new(logs),
@@ -61,9 +65,10 @@ impl FakeKafka {
             withheld: Mutex::default(),
             broken: Mutex::default(),
             aborted: Mutex::default(),
-            latest,
+            latest: plan.latest,
             untold: Mutex::default(),
             thins: AtomicBool::default(),
+            lost: plan.loses.then(Mutex::default),
             chance,
         }
     }
@@ -86,6 +91,8 @@ impl FakeKafka {
         if self.chance.number(10) == 0 {
             self.chance.dealt("source leaves a gap");
             hole = 1 + self.chance.number(3) as i64;
+            // Long enough for a shard to stop within it.
+            hole *= if self.lost.is_some() { 30 } else { 1 };
         }
         let mut logs = self.logs.lock().unwrap();
         let log = logs.entry(partition).or_default();
@@ -95,6 +102,35 @@ impl FakeKafka {
         // A transaction marker, which no record follows at first.
         if self.chance.number(20) == 0 {
             log.end += 1;
+        }
+    }
+}
+
+/// Where the records that were deleted end that a reader comes to.
+enum Lost {
+    /// Here they are.
+    Until(i64),
+    /// There they begin, if anywhere.
+    Beyond(i64),
+}
+
+impl FakeKafka {
+    /// Now and then a broker deletes some of a hole, for everybody from then on.
+    fn lost(&self, partition: i32, from: i64, next: i64) -> Lost {
+        let Some(lost) = &self.lost else { return Lost::Beyond(i64::MAX) };
+        let mut lost = lost.lock().unwrap();
+        let lost = lost.entry(partition).or_default();
+        let hole = next - from;
+        if hole > 2
+            && lost.range(..next).next_back().is_none_or(|(_, until)| *until <= from)
+            && self.chance.number(3) == 0
+        {
+            self.chance.dealt("records deleted");
+            lost.insert(from, from + 1 + self.chance.number(hole as u64) as i64);
+        }
+        match lost.range(..=from).next_back() {
+            Some((_, until)) if *until > from => Lost::Until(*until),
+            _ => Lost::Beyond(lost.range(from..).next().map_or(i64::MAX, |(begin, _)| *begin)),
         }
     }
 }
@@ -177,21 +213,28 @@ impl PartitionReader for Reader {
         let withheld = self.kafka.withheld.lock().unwrap().contains(&self.partition)
             || aborted.is_some_and(|takes| self.opened.elapsed() < takes);
         let most = if withheld { 0 } else { (1 + chance.number(40) as usize).min(limit.rows) };
-        let (records, end) = {
+        let (records, end, deleted, beyond) = {
             let logs = self.kafka.logs.lock().unwrap();
             let log = &logs[&self.partition];
             if self.position < log.end && chance.strikes("source jumps ahead", 400) {
                 self.position += 1 + chance.number((log.end - self.position) as u64) as i64;
             }
             let first = log.records.partition_point(|record| record.offset < self.position);
-            let records: Vec<Record> = log.records[first..].iter().take(most).copied().collect();
-            (records, log.end)
+            let next = log.records.get(first).map_or(self.position, |record| record.offset);
+            let (deleted, beyond) = match self.kafka.lost(self.partition, self.position, next) {
+                Lost::Until(until) if !withheld => (Some(until), until),
+                Lost::Until(_) => (None, self.position),
+                Lost::Beyond(begin) => (None, begin),
+            };
+            let records = log.records[first..].iter().take(most).take_while(|record| record.offset < beyond);
+            let records: Vec<Record> = records.copied().collect();
+            (records, log.end, deleted, beyond)
         };
         let from = self.position;
         let until = match records.last() {
             _ if withheld => from,
             Some(last) if records.len() == most => last.offset + 1,
-            _ => end,
+            _ => end.min(beyond),
         };
         self.position = until.max(from);
         let empty = records.is_empty() && self.position == from;
@@ -217,7 +260,7 @@ impl PartitionReader for Reader {
             end,
             open_transaction: self.kafka.open_transactions.lock().unwrap().contains(&self.partition),
             waits: false,
-            lost: false,
+            lost: deleted.is_some(),
             producers: Default::default(),
         })
     }

@@ -46,6 +46,8 @@ pub struct Plan {
     pub silence: bool,
     /// Where the whole state is written, the changes come first and then the rest.
     pub in_parts: bool,
+    /// Records were deleted before they were read.
+    pub loses: bool,
     /// What is there before the first start is not read.
     pub latest: bool,
     /// Partitions are paused and resumed.
@@ -67,6 +69,7 @@ impl Plan {
             idle: false,
             silence: false,
             in_parts: false,
+            loses: false,
             latest: false,
             pauses: false,
             traced: false,
@@ -77,7 +80,8 @@ impl Plan {
         let (shards, partitions) = (2 + (seed % 2) as u32, 3 + (seed % 3) as i32);
         let (idle, silence) = (seed % 4 == 3, seed % 3 == 2);
         let (replaces, two_sinks) = (seed % 5 != 4, seed % 7 < 4);
-        let (latest, pauses, in_parts) = (seed % 11 == 7, seed % 9 == 4, seed % 6 == 1);
+        let (latest, pauses) = (seed % 11 == 7, seed % 9 == 4);
+        let (in_parts, loses) = (seed % 6 == 1, seed % 8 == 2);
         let plain = Self::quiet(seed);
         // Those that are there before the first start do not count.
         let records = if latest { plain.records * 4 / 3 } else { plain.records };
@@ -92,6 +96,7 @@ impl Plan {
             idle,
             silence,
             in_parts,
+            loses,
             latest,
             pauses,
             ..plain
@@ -156,7 +161,7 @@ pub struct World {
 impl World {
     pub fn new(plan: Plan) -> Self {
         let chance = Arc::new(Chance::new(plan.seed, plan.hostile));
-        let kafka = FakeKafka::new(Arc::clone(&chance), plan.partitions, plan.latest);
+        let kafka = FakeKafka::new(Arc::clone(&chance), &plan);
         let history = Arc::<History>::default();
         let ledger = Ledger {
             idle: plan.idle,
@@ -241,7 +246,7 @@ impl World {
         let kafka = FakeKafka {
             topic_id: uuid::Uuid::from_u128(id),
             logs: Mutex::new(logs),
-            ..FakeKafka::new(self.chance.clone(), 0, self.plan.latest)
+            ..FakeKafka::new(self.chance.clone(), &Plan { partitions: 0, ..self.plan })
         };
         Self { kafka: Arc::new(kafka), ..self.copy() }
     }

@@ -219,12 +219,14 @@ impl<'a> Message<'a> {
         self.0.offset
     }
 
-    /// Milliseconds since the epoch.
+    /// Milliseconds since the epoch, if the record has a time.
     pub(in crate::kafka) fn timestamp(&self) -> Option<i64> {
+        /// What producers write that have none.
+        const NONE: i64 = -1;
         let mut kind = rd::rd_kafka_timestamp_type_t::RD_KAFKA_TIMESTAMP_NOT_AVAILABLE;
         // SAFETY: a live record.
         let time = unsafe { rd::rd_kafka_message_timestamp(self.0, &mut kind) };
-        (kind != rd::rd_kafka_timestamp_type_t::RD_KAFKA_TIMESTAMP_NOT_AVAILABLE).then_some(time)
+        (kind != rd::rd_kafka_timestamp_type_t::RD_KAFKA_TIMESTAMP_NOT_AVAILABLE && time != NONE).then_some(time)
     }
 
     pub(in crate::kafka) fn key(&self) -> Option<&'a [u8]> {

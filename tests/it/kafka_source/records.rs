@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use arrow::array::{Array, AsArray};
 use arrow::datatypes::TimestampMillisecondType;
 use rdkafka::message::{Header, OwnedHeaders};
-use rdkafka::producer::Producer;
+use rdkafka::producer::{BaseRecord, Producer};
 use strandline::catalog::KafkaTopic;
 use strandline::kafka::KafkaSource;
 use strandline::settings::KafkaSettings;
@@ -327,4 +327,29 @@ async fn keys_headers_nulls_and_empty_values_come_as_they_are() {
     assert!(times.iter().all(|time| (now - 60_000..=now + 60_000).contains(&time.unwrap())));
     let sizes: usize = batches.iter().map(|batch| batch.bytes).sum();
     assert_eq!(sizes, "kv".len() + "nullnull".len() + "trace1nonetrace".len());
+}
+
+/// Kafka has -1 for it, which is no time.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_record_without_a_time_has_none() {
+    let topic = TestTopic::create("timeless", 1, &[]).await;
+    let name = topic.name.clone();
+    tokio::task::spawn_blocking(move || {
+        let producer = producer(&[]);
+        for time in [-1, 1_700_000_000_000] {
+            let record = BaseRecord::<[u8], [u8]>::to(&name).partition(0).payload(b"{}").timestamp(time);
+            producer.send(record).map_err(|(error, _)| error).unwrap();
+        }
+        producer.flush(PATIENCE).unwrap();
+    })
+    .await
+    .unwrap();
+    let (source, partitions) = open_topic(table(&topic.name)).await;
+    let mut reader = source.open(&partitions[0], Offset(0)).await.unwrap();
+    let mut times = Vec::new();
+    while times.len() < 2 {
+        let batch = timeout(PATIENCE, reader.next(LARGE)).await.unwrap().unwrap();
+        times.extend(batch.records.column_by_name(raw::TIMESTAMP).unwrap().as_primitive::<TimestampMillisecondType>());
+    }
+    assert_eq!(times, [None, Some(1_700_000_000_000)]);
 }

@@ -254,6 +254,9 @@ fn dates_are_text() {
                 ("\"2023-02-29\"", "the text \"2023-02-29\" is not an ISO 8601 date for DATE"),
                 ("\"17.05.2024\"", "the text \"17.05.2024\" is not an ISO 8601 date for DATE"),
                 ("\"\"", "the text \"\" is not an ISO 8601 date for DATE"),
+                ("\"2024-05-1O\"", "the text \"2024-05-1O\" is not an ISO 8601 date for DATE"),
+                ("\"2024-5-17x\"", "the text \"2024-5-17x\" is not an ISO 8601 date for DATE"),
+                ("\"2024-5-1x\"", "the text \"2024-5-1x\" is not an ISO 8601 date for DATE"),
                 ("\"2024-05-17é\"", "the text \"2024-05-17é\" is not an ISO 8601 date for DATE"),
             ],
         );
