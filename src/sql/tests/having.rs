@@ -68,6 +68,22 @@ fn having_on_the_group_alone_needs_no_deletes() {
     });
 }
 
+/// A group of floats is 0.0 where a row of it is -0.0: it is asked of the group, not of its rows.
+#[test]
+fn having_on_a_float_is_asked_of_the_group() {
+    each_way(|| {
+        let sql = "CREATE EXTERNAL TABLE orders (d DOUBLE) STORED AS JSON LOCATION 'kafka://orders';
+             CREATE EXTERNAL TABLE result (d DOUBLE PRIMARY KEY, n BIGINT) STORED AS TABLE LOCATION 'console://';
+             INSERT INTO result SELECT d, count(*) FROM orders GROUP BY d HAVING 1 / d > 0";
+        let mut pipeline = Pipeline::new(sql, 2, 1);
+        let log = log(["0.0", "-0.0", "-1"].map(|d| format!("{{\"d\":{d}}}")));
+        (0..3).for_each(|at| pipeline.batch(0, &log, at, at + 1));
+        pipeline.checkpoint_all();
+        let rows: Vec<_> = pipeline.rows.values().map(|row| format!("{} {}", row[0], row[1])).collect();
+        assert_eq!(rows, ["0 2"]);
+    });
+}
+
 /// What cannot be computed for a group halts the shard and names the group, since no record is to blame.
 #[test]
 fn a_result_that_cannot_be_computed_names_its_group() {
