@@ -135,6 +135,8 @@ flaws! {
     ChangesAreWhole,
     /// A partition actor does not know that an earlier life passed over records whose number was not known yet.
     LostForgotten,
+    /// What was lost may be counted by a shard that stood above it, and is lost once more when that one dies.
+    AnyShardSettles,
 }
 
 thread_local! {

@@ -49,22 +49,28 @@ pub struct Counted {
     pub from: Offset,
     /// How many offsets the shard has counted.
     pub total: u64,
+    /// The shard has passed over what was lost, or is about to.
+    pub unsettled: bool,
 }
 
 /// Which lane counts what was lost, and how much that is, given a range of which no record can be read any more or one behind it.
 /// Shards that stand above the beginning of what was lost may have counted some of it. So it is what is missing from all counts
 /// together, this range's included, once all shards stand together at its end; until then nobody knows. `None` among the lanes
 /// stands for one that is switched off, and where that stands nobody knows either.
+///
+/// A shard counts it that has passed over it and takes something of this range: if it dies before this is committed it comes back
+/// below what was lost, or still has it to count. One that stood above would not.
 pub fn lost(range: Range, lanes: &[Option<Counted>]) -> Option<(usize, u64)> {
     let lanes: Vec<Counted> = lanes.iter().copied().collect::<Option<_>>()?;
     if lanes.iter().any(|lane| lane.next > range.until) {
         return None;
     }
-    let (lowest, _) = lanes.iter().enumerate().min_by_key(|(_, lane)| lane.next)?;
+    let takes = |lane: &Counted| lane.next < range.until || range.is_empty();
+    let counts = lanes.iter().position(|lane| takes(lane) && (lane.unsettled || flaw!(AnyShardSettles)))?;
     let from = lanes.iter().map(|lane| lane.from).min()?;
     let counted = lanes.iter().map(|lane| lane.total).fold(0, u64::saturating_add);
     let passed = u64::try_from(range.until.0.saturating_sub(from.0)).unwrap_or(0);
-    Some((lowest, passed.saturating_sub(counted)))
+    Some((counts, passed.saturating_sub(counted)))
 }
 
 #[cfg(test)]
@@ -106,15 +112,20 @@ mod tests {
 
     #[test]
     fn what_is_lost_is_what_no_shard_has_counted() {
-        let lane = |next, total| Some(Counted { next: Offset(next), from: Offset(5), total });
+        let above = |next, total| Some(Counted { next: Offset(next), from: Offset(5), total, unsettled: false });
+        let lane = |next, total| above(next, total).map(|lane| Counted { unsettled: true, ..lane });
         // They stand together: all of it.
         assert_eq!(lost(range(10, 50), &[lane(10, 3), lane(10, 2)]), Some((0, 40)));
         // The first has counted 18 of the 40 before it was lost, or all of them.
-        assert_eq!(lost(range(10, 50), &[lane(50, 21), lane(10, 2)]), Some((1, 22)));
-        assert_eq!(lost(range(10, 50), &[lane(50, 43), lane(10, 2)]), Some((1, 0)));
+        assert_eq!(lost(range(10, 50), &[above(50, 21), lane(10, 2)]), Some((1, 22)));
+        assert_eq!(lost(range(10, 50), &[above(50, 43), lane(10, 2)]), Some((1, 0)));
         // It stands above what was lost, and the second still has to read that far: it counts 4 of the last 10.
-        assert_eq!(lost(range(10, 50), &[lane(60, 29), lane(10, 2)]), None);
-        assert_eq!(lost(range(50, 60), &[lane(60, 29), lane(50, 2 + 4)]), Some((1, 20)));
+        assert_eq!(lost(range(10, 50), &[above(60, 29), lane(10, 2)]), None);
+        assert_eq!(lost(range(50, 60), &[above(60, 29), lane(50, 2 + 4)]), Some((1, 20)));
+        // One comes from below that has not passed over it, and the other takes nothing of its range, but of the next, or a probe.
+        assert_eq!(lost(range(50, 60), &[above(50, 29), lane(60, 2 + 4)]), None);
+        assert_eq!(lost(range(60, 70), &[above(60, 29), lane(60, 2 + 4 + 10)]), Some((1, 20)));
+        assert_eq!(lost(range(60, 60), &[above(60, 29), lane(60, 2 + 4)]), Some((1, 20)));
         // One is off, wherever it stands: when it is back it is known.
         assert_eq!(lost(range(10, 50), &[lane(10, 3), None]), None);
         assert_eq!(lost(range(10, 50), &[None]), None);

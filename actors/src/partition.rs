@@ -128,7 +128,7 @@ struct Lane {
     counted: (Offset, u64),
     /// Up to where the shard had closed its windows when it last answered.
     closed: Watermark,
-    /// What was lost up to here is not counted yet, as the shard is told.
+    /// The shard has passed over what was lost, or is about to, and how much that is nobody has counted yet.
     unsettled: bool,
 }
 
@@ -136,7 +136,8 @@ impl Lane {
     /// What the shard has counted, these included.
     fn counted(&self, rows: &LaneRows) -> lane::Counted {
         let (from, total) = self.counted;
-        lane::Counted { next: self.next, from, total: total + rows.counts.total() }
+        let total = total + rows.counts.total();
+        lane::Counted { next: self.next, from, total, unsettled: self.unsettled }
     }
 }
 
@@ -206,6 +207,7 @@ impl PartitionLife {
         let lanes = answers.into_iter().enumerate().map(|(number, answer)| {
             let (shard, answer) = answer?;
             let Position { next, counts, counted_from, unsettled, .. } = answer.position;
+            let unsettled = unsettled && !flaw!(LostForgotten);
             let (incarnation, counted) = (answer.shard, (counted_from.unwrap_or(self.start), counts.total()));
             // While this one reads again what others lack, the shard may close what its watermark of this partition allows.
             let closed = answer.closed.max(answer.position.watermark);
@@ -269,8 +271,6 @@ impl PartitionLife {
         let mut quiet: Option<Instant> = None;
         // Whether the shards were told that nothing follows for now, and not been asked since.
         let mut unasked = false;
-        // Something was lost, maybe in an earlier life, and how much is not known yet.
-        let mut unsettled = lanes.iter().flatten().any(|lane| lane.unsettled) && !flaw!(LostForgotten);
         let mut reading = Instant::now();
         self.shows(|status| {
             status.actor.life = Life::Running;
@@ -365,16 +365,18 @@ impl PartitionLife {
                 Err(Unprocessed::Ended(cause)) => return Err(cause),
             };
             let mut output = output;
-            unsettled |= batch.lost;
-            if unsettled {
+            if batch.lost {
+                let passes = lanes.iter_mut().flatten().filter(|lane| lane.next < batch.range.until);
+                passes.for_each(|lane| lane.unsettled = true);
+            }
+            if lanes.iter().flatten().any(|lane| lane.unsettled) {
                 let counted = |(lane, rows): (&Option<Lane>, &LaneRows)| Some(lane.as_ref()?.counted(rows));
                 let counted: Vec<_> = lanes.iter().zip(&output.lanes).map(counted).collect();
                 if let Some((lane, offsets)) = lane::lost(batch.range, &counted) {
                     output.lanes[lane].counts.lost += offsets;
-                    unsettled = false;
+                    lanes.iter_mut().flatten().for_each(|lane| lane.unsettled = false);
                 }
             }
-            lanes.iter_mut().flatten().for_each(|lane| lane.unsettled = unsettled);
             let idle = output.idle && batch.range.is_empty();
             unasked |= idle;
             let raised = output.raised.filter(|_| idle);

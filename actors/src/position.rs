@@ -168,8 +168,8 @@ pub struct Position {
     /// Where the counts begin, if not at the partition's stored start: a rewind sets it, so that counts and distance stay equal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub counted_from: Option<Offset>,
-    /// Records were deleted before this shard read them, and how many nobody has counted is not known before all shards stand
-    /// together.
+    /// Records were deleted before this shard read them, and how many of them nobody has counted is known only when all shards
+    /// stand together.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub unsettled: bool,
 }

@@ -283,7 +283,7 @@ fn computable(function: &Arc<AggregateFunctionExpr>) -> Result<(), DataFusionErr
 }
 
 fn accumulator(function: &Arc<AggregateFunctionExpr>) -> Result<Box<dyn GroupsAccumulator>, DataFusionError> {
-    if let Some(bounds) = bounds::accumulator(function) {
+    if let Some(bounds) = bounds::accumulator(function)? {
         return Ok(bounds);
     }
     if let Some(average) = sums::average(function) {

@@ -12,7 +12,6 @@ use datafusion::logical_expr::Expr;
 
 use super::error::SqlError;
 use super::ranking;
-use super::routing::has_floats;
 use super::shape::{self, Grouping, Shape};
 use super::windows::{Window, bound_type, tick};
 use crate::catalog::SinkTable;
@@ -103,16 +102,12 @@ pub(super) fn check(shape: &Shape, sink: &SinkTable) -> Result<(), SqlError> {
     Ok(())
 }
 
-/// Whether a group expression follows from the group columns that the key carries. Of windows that slide a time has several, and
-/// from a floating-point number, which is 0.0 in the key, it does not follow what is computed of -0.0.
+/// Whether a group expression follows from the group columns that the key carries. Of windows that slide a time has several.
 fn determined(number: usize, expr: &Expr, grouping: &Grouping, carried: &BTreeSet<usize>) -> bool {
     let slides = grouping.window.as_ref().is_some_and(|(of, window, _)| *of == number && window.slides().is_some());
     !slides
         && expr.column_refs().iter().all(|column| {
-            carried.iter().any(|number| {
-                matches!(&grouping.groups[*number], Expr::Column(group) if group == *column)
-                    && !has_floats(&grouping.group_types[*number])
-            })
+            carried.iter().any(|number| matches!(&grouping.groups[*number], Expr::Column(group) if group == *column))
         })
 }
 

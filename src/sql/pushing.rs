@@ -8,13 +8,12 @@ use std::sync::Arc;
 
 use arrow::datatypes::DataType;
 use datafusion::common::tree_node::{Transformed, TreeNode};
-use datafusion::common::{Column, DFSchema, ExprSchema};
+use datafusion::common::{DFSchema, ScalarValue};
 use datafusion::error::DataFusionError;
 use datafusion::logical_expr::utils::{conjunction, split_conjunction_owned};
 use datafusion::logical_expr::{Distinct, Expr, ExprSchemable, Filter, LogicalPlan, Operator};
 
 use super::ranking;
-use super::routing::has_floats;
 use super::windows;
 
 /// The same plan with its conditions as far down as they go.
@@ -48,12 +47,15 @@ fn pushed(plan: LogicalPlan, conditions: Vec<Expr>) -> Result<LogicalPlan, DataF
             union.inputs = inputs.collect::<Result<_, _>>()?;
             LogicalPlan::Union(union)
         }
-        LogicalPlan::Distinct(Distinct::All(input)) => LogicalPlan::Distinct(Distinct::All(into(input, conditions)?)),
+        LogicalPlan::Distinct(Distinct::All(input)) => {
+            let conditions = meant(conditions, input.schema(), &of_groups(&columns(input.schema()), input.schema())?)?;
+            LogicalPlan::Distinct(Distinct::All(into(input, conditions)?))
+        }
         LogicalPlan::Aggregate(mut aggregate) => {
             let schema = &aggregate.schema;
             let groups: HashSet<_> = columns(schema).into_iter().take(aggregate.group_expr.len()).collect();
             let (down, here) = parted(conditions, schema, &groups);
-            let down = meant(down, schema, &aggregate.group_expr)?;
+            let down = meant(down, schema, &of_groups(&aggregate.group_expr, aggregate.input.schema())?)?;
             aggregate.input = into(aggregate.input, down)?;
             filtered(LogicalPlan::Aggregate(aggregate), here)?
         }
@@ -102,16 +104,25 @@ fn parted(conditions: Vec<Expr>, schema: &DFSchema, columns: &HashSet<Expr>) -> 
     let (mut down, mut here) = (Vec::new(), Vec::new());
     for condition in conditions {
         let of = condition.column_refs();
-        // A group of floating-point numbers is 0.0 where a row of it may be -0.0, which a condition can tell apart.
-        let same = |column: &Column| schema.data_type(column).is_ok_and(|of| !has_floats(of));
-        let fits = !of.is_empty()
-            && of.iter().all(|column| columns.contains(&Expr::Column((*column).clone())) && same(column));
+        let fits = !of.is_empty() && of.iter().all(|column| columns.contains(&Expr::Column((*column).clone())));
         match fits && (here.is_empty() || never_fails(&condition, schema)) {
             true => down.push(condition),
             false => here.push(condition),
         }
     }
     (down, here)
+}
+
+/// What rows are grouped by, as the group has it: 0.0 where a row has -0.0, which a condition can tell apart.
+fn of_groups(groups: &[Expr], input: &DFSchema) -> Result<Vec<Expr>, DataFusionError> {
+    let of_group = |group: &Expr| {
+        let data_type = group.get_type(input)?;
+        Ok(match data_type.is_floating() {
+            true => group.clone().unalias() + Expr::Literal(ScalarValue::new_zero(&data_type)?, None),
+            false => group.clone(),
+        })
+    };
+    groups.iter().map(of_group).collect()
 }
 
 /// Conditions with what the columns of a schema stand for in their place.

@@ -130,7 +130,7 @@ fn of_list<O: OffsetSizeTrait>(lists: &GenericListArray<O>, field: &FieldRef) ->
     GenericListArray::new(Arc::clone(field), offsets, canonical(lists.values()), nulls)
 }
 
-pub(super) fn has_floats(data_type: &DataType) -> bool {
+fn has_floats(data_type: &DataType) -> bool {
     match data_type {
         DataType::Struct(fields) => fields.iter().any(|field| has_floats(field.data_type())),
         DataType::List(field) | DataType::LargeList(field) | DataType::FixedSizeList(field, _) => {

@@ -81,7 +81,7 @@ impl Plan {
         let (idle, silence) = (seed % 4 == 3, seed % 3 == 2);
         let (replaces, two_sinks) = (seed % 5 != 4, seed % 7 < 4);
         let (latest, pauses) = (seed % 11 == 7, seed % 9 == 4);
-        let (in_parts, loses) = (seed % 6 == 1, seed % 8 == 2);
+        let (in_parts, loses) = (seed % 6 == 1, seed % 7 == 5);
         let plain = Self::quiet(seed);
         // Those that are there before the first start do not count.
         let records = if latest { plain.records * 4 / 3 } else { plain.records };

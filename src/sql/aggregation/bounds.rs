@@ -8,91 +8,119 @@
 //! passes over a field that is NULL on one side, and compares no lists within structs, so that its result depends on the order of
 //! the values, too.
 
-use arrow::array::{Array, ArrayRef, ArrowNativeTypeOp, ArrowPrimitiveType};
+use std::sync::Arc;
+
+use arrow::array::{Array, ArrayRef, ArrowNativeTypeOp, ArrowPrimitiveType, BooleanArray, new_null_array};
+use arrow::compute::nullif;
 use arrow::datatypes::{DataType, Float16Type, Float32Type, Float64Type};
-use arrow::row::{OwnedRow, RowConverter, SortField};
-use datafusion::common::ScalarValue;
+use arrow::row::{OwnedRow, Row, RowConverter, SortField};
 use datafusion::error::DataFusionError;
-use datafusion::logical_expr::{Accumulator, GroupsAccumulator};
-use datafusion::physical_expr::GroupsAccumulatorAdapter;
+use datafusion::logical_expr::{EmitTo, GroupsAccumulator};
 use datafusion::physical_expr::aggregate::AggregateFunctionExpr;
 use datafusion_functions_aggregate_common::aggregate::groups_accumulator::prim_op::PrimitiveGroupsAccumulator;
 
 use crate::sql::routing::canonical;
 
 /// An accumulator without groups, if the function is one of the two over such values.
-pub(super) fn accumulator(function: &AggregateFunctionExpr) -> Option<Box<dyn GroupsAccumulator>> {
+pub(super) fn accumulator(
+    function: &AggregateFunctionExpr,
+) -> Result<Option<Box<dyn GroupsAccumulator>>, DataFusionError> {
     let highest = match function.fun().name() {
         "min" => false,
         "max" => true,
-        _ => return None,
+        _ => return Ok(None),
     };
-    match function.field().data_type() {
+    Ok(Some(match function.field().data_type() {
         DataType::Float16 => {
-            Some(of::<Float16Type>(&DataType::Float16, <<Float16Type as ArrowPrimitiveType>::Native>::NAN, highest))
+            of::<Float16Type>(&DataType::Float16, <<Float16Type as ArrowPrimitiveType>::Native>::NAN, highest)
         }
-        DataType::Float32 => Some(of::<Float32Type>(&DataType::Float32, f32::NAN, highest)),
-        DataType::Float64 => Some(of::<Float64Type>(&DataType::Float64, f64::NAN, highest)),
-        nested if nested.is_nested() => {
-            let data_type = nested.clone();
-            let one = move || Ok(Box::new(Nested::new(data_type.clone(), highest)?) as Box<dyn Accumulator>);
-            Some(Box::new(GroupsAccumulatorAdapter::new(one)))
-        }
-        _ => None,
-    }
+        DataType::Float32 => of::<Float32Type>(&DataType::Float32, f32::NAN, highest),
+        DataType::Float64 => of::<Float64Type>(&DataType::Float64, f64::NAN, highest),
+        nested if nested.is_nested() => Box::new(Nested::new(nested, highest)?),
+        _ => return Ok(None),
+    }))
 }
 
-/// The lowest or the highest struct or list of one group.
-#[derive(Debug)]
+/// The lowest or the highest structs or lists of groups.
 struct Nested {
-    data_type: DataType,
     converter: RowConverter,
+    /// What a group without a value has.
+    none: OwnedRow,
     highest: bool,
-    bound: Option<OwnedRow>,
+    bounds: Vec<Option<OwnedRow>>,
+    /// What the rows take.
+    bytes: usize,
 }
 
 impl Nested {
-    fn new(data_type: DataType, highest: bool) -> Result<Self, DataFusionError> {
+    fn new(data_type: &DataType, highest: bool) -> Result<Self, DataFusionError> {
         let converter = RowConverter::new(vec![SortField::new(data_type.clone())])?;
-        Ok(Self { data_type, converter, highest, bound: None })
+        let none = converter.convert_columns(&[new_null_array(data_type, 1)])?.row(0).owned();
+        Ok(Self { converter, none, highest, bounds: Vec::new(), bytes: 0 })
     }
 }
 
-impl Accumulator for Nested {
-    fn update_batch(&mut self, values: &[ArrayRef]) -> Result<(), DataFusionError> {
-        let [values] = values else { return Err(DataFusionError::Internal("a bound is of one column".into())) };
-        let rows = self.converter.convert_columns(&[canonical(values)])?;
-        let there = (0..values.len()).filter(|row| values.is_valid(*row)).map(|row| rows.row(row));
-        let bound = if self.highest { there.max() } else { there.min() };
-        if let Some(bound) = bound
-            && self.bound.as_ref().is_none_or(|old| (bound > old.row()) == self.highest)
-        {
-            self.bound = Some(bound.owned());
+impl GroupsAccumulator for Nested {
+    fn update_batch(
+        &mut self,
+        values: &[ArrayRef],
+        group_indices: &[usize],
+        filter: Option<&BooleanArray>,
+        total_num_groups: usize,
+    ) -> Result<(), DataFusionError> {
+        self.bounds.resize(total_num_groups, None);
+        for values in self.convert_to_state(values, filter)? {
+            let rows = self.converter.convert_columns(&[Arc::clone(&values)])?;
+            for (row, group) in group_indices.iter().enumerate().filter(|(row, _)| values.is_valid(*row)) {
+                let (row, bound) = (rows.row(row), &mut self.bounds[*group]);
+                let beyond = |old: Row<'_>| if self.highest { row > old } else { row < old };
+                if bound.as_ref().is_none_or(|old| beyond(old.row())) {
+                    let old = bound.replace(row.owned());
+                    self.bytes = self.bytes + row.data().len() - old.map_or(0, |old| old.row().data().len());
+                }
+            }
         }
         Ok(())
     }
 
-    fn merge_batch(&mut self, states: &[ArrayRef]) -> Result<(), DataFusionError> {
-        self.update_batch(states)
+    fn evaluate(&mut self, emit_to: EmitTo) -> Result<ArrayRef, DataFusionError> {
+        let bounds = emit_to.take_needed(&mut self.bounds);
+        self.bytes -= bounds.iter().flatten().map(|bound| bound.row().data().len()).sum::<usize>();
+        let rows = bounds.iter().map(|bound| bound.as_ref().unwrap_or(&self.none).row());
+        let columns = self.converter.convert_rows(rows)?;
+        columns.into_iter().next().ok_or_else(|| DataFusionError::Internal("a bound is of one column".into()))
     }
 
-    fn state(&mut self) -> Result<Vec<ScalarValue>, DataFusionError> {
-        Ok(vec![self.evaluate()?])
+    fn state(&mut self, emit_to: EmitTo) -> Result<Vec<ArrayRef>, DataFusionError> {
+        Ok(vec![self.evaluate(emit_to)?])
     }
 
-    fn evaluate(&mut self) -> Result<ScalarValue, DataFusionError> {
-        match &self.bound {
-            None => ScalarValue::try_new_null(&self.data_type),
-            Some(bound) => {
-                let columns = self.converter.convert_rows([bound.row()])?;
-                ScalarValue::try_from_array(&columns[0], 0)
-            }
-        }
+    fn merge_batch(
+        &mut self,
+        values: &[ArrayRef],
+        group_indices: &[usize],
+        total_num_groups: usize,
+    ) -> Result<(), DataFusionError> {
+        self.update_batch(values, group_indices, None, total_num_groups)
+    }
+
+    fn convert_to_state(
+        &self,
+        values: &[ArrayRef],
+        filter: Option<&BooleanArray>,
+    ) -> Result<Vec<ArrayRef>, DataFusionError> {
+        let left_out =
+            |filter: &BooleanArray| filter.iter().map(|keep| Some(keep != Some(true))).collect::<BooleanArray>();
+        let left_out = filter.map(left_out);
+        let kept = |values: &ArrayRef| match &left_out {
+            Some(left_out) => Ok(nullif(&canonical(values), left_out)?),
+            None => Ok(canonical(values)),
+        };
+        values.iter().map(kept).collect()
     }
 
     fn size(&self) -> usize {
-        let bound = self.bound.as_ref().map_or(0, |bound| bound.as_ref().len());
-        size_of::<Self>() + self.converter.size() + bound
+        self.bytes + self.bounds.capacity() * size_of::<Option<OwnedRow>>()
     }
 }
 

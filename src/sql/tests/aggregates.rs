@@ -206,6 +206,30 @@ fn the_lowest_and_the_highest_of_structs_and_lists() {
     );
 }
 
+/// In whatever order they come: zeros and NaNs are one each, NULL is none, and a group of which all values are left out has NULL.
+#[test]
+fn bounds_of_structs_do_not_depend_on_the_order_of_the_rows() {
+    let sql = "CREATE EXTERNAL TABLE orders (k VARCHAR, d VARCHAR, v BIGINT) STORED AS JSON LOCATION 'kafka://orders';
+         CREATE EXTERNAL TABLE result (k VARCHAR, low VARCHAR, high BIGINT, PRIMARY KEY (k)) STORED AS TABLE LOCATION 'console://';
+         INSERT INTO result SELECT k, CAST(get_field(min(s), 'd') AS VARCHAR), get_field(get_field(max(s) FILTER (WHERE v > 0), 'l'), 'v')
+           FROM (SELECT k, v, named_struct('d', CAST(d AS DOUBLE), 'l', named_struct('v', v)) AS s FROM orders)
+           GROUP BY k";
+    let values = [("0.0", "3"), ("-0.0", "-2"), ("NaN", "5"), ("-NaN", "7"), ("1", "9"), ("0.0", "null")];
+    each_way(|| {
+        for seed in 0..6 {
+            let mut dice = Dice::new(seed);
+            let mut order: Vec<_> = values.to_vec();
+            (1..order.len()).for_each(|at| order.swap(at, dice.below(at + 1)));
+            let records = order.iter().map(|(d, v)| format!("{{\"k\":\"a\",\"d\":\"{d}\",\"v\":{v}}}"));
+            let log = log(records.chain(["{\"k\":\"b\",\"d\":\"-0.0\",\"v\":-1}".to_owned()]));
+            let mut pipeline = Pipeline::new(sql, 2, 1);
+            pipeline.run(&[log], &mut dice);
+            let rows: Vec<_> = pipeline.rows.values().map(|row| format!("{} {} {}", row[0], row[1], row[2])).collect();
+            assert_eq!(rows, ["a 0.0 7", "b 0.0 NULL"], "{order:?}");
+        }
+    });
+}
+
 #[test]
 fn groups_without_aggregates() {
     check("k VARCHAR, j BIGINT", "k, j", "SELECT k, j FROM orders GROUP BY k, j");

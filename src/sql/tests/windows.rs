@@ -139,6 +139,14 @@ fn windows_are_grouped_by_their_alias_or_number() {
         .fingerprint
     };
     assert_eq!(fingerprint("window.*"), fingerprint("window.start, window.end"));
+    for options in ["EXCEPT (\"end\")", "EXCLUDE \"end\"", "REPLACE (1 AS \"end\")"] {
+        let message = super::harness::refused(&format!(
+            "CREATE EXTERNAL TABLE orders (ts TIMESTAMP(3)) STORED AS JSON LOCATION 'kafka://orders';
+             CREATE EXTERNAL TABLE result (start TIMESTAMP(3) PRIMARY KEY, n BIGINT) STORED AS TABLE LOCATION 'console://';
+             INSERT INTO result SELECT window.* {options}, count(*) FROM orders GROUP BY window(ts, '1 second')"
+        ));
+        assert!(message.contains("window"), "{options}: {message}");
+    }
 }
 
 /// One record from the far future closes nothing; a record a little ahead does.

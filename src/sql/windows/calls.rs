@@ -9,9 +9,10 @@ use std::ops::ControlFlow;
 
 use arrow::compute::kernels::cast_utils::parse_interval_month_day_nano;
 use datafusion::sql::sqlparser::ast::{
-    AccessExpr, Expr, Function, FunctionArg, FunctionArgExpr, FunctionArgumentList, FunctionArguments, GroupByExpr,
-    Ident, Interval, ObjectName, Query, Select, SelectItem, SelectItemQualifiedWildcardKind, Spanned, UnaryOperator,
-    Value, Visit, VisitMut, Visitor, VisitorMut, WindowType,
+    AccessExpr, ExcludeSelectItem, Expr, Function, FunctionArg, FunctionArgExpr, FunctionArgumentList,
+    FunctionArguments, GroupByExpr, Ident, Interval, ObjectName, Query, Select, SelectItem,
+    SelectItemQualifiedWildcardKind, Spanned, UnaryOperator, Value, Visit, VisitMut, Visitor, VisitorMut,
+    WildcardAdditionalOptions, WindowType,
 };
 
 use super::calendar::Calendar;
@@ -237,11 +238,19 @@ impl Grouped {
         }
     }
 
-    /// Puts both bounds in the place of `window.*`.
+    /// Puts both bounds in the place of `window.*`. With words that change what it means it stays, and is refused.
     fn list(&self, items: &mut Vec<SelectItem>) {
+        let is_bound =
+            |name: &ObjectName| plain_name(name).is_some_and(|name| matches!(name.as_str(), "start" | "end"));
+        let whole = |options: &WildcardAdditionalOptions| {
+            let WildcardAdditionalOptions { opt_exclude, opt_replace, opt_rename, opt_ilike, .. } = options;
+            let left_out =
+                matches!(opt_exclude, Some(ExcludeSelectItem::Multiple(names)) if names.iter().any(is_bound));
+            !left_out && opt_replace.is_none() && opt_rename.is_none() && opt_ilike.is_none()
+        };
         let all = |item: &SelectItem| match item {
-            SelectItem::QualifiedWildcard(SelectItemQualifiedWildcardKind::ObjectName(window), _) => {
-                plain_name(window).is_some_and(|window| window == self.name)
+            SelectItem::QualifiedWildcard(SelectItemQualifiedWildcardKind::ObjectName(window), options) => {
+                whole(options) && plain_name(window).is_some_and(|window| window == self.name)
             }
             _ => false,
         };
