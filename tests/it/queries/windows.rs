@@ -296,8 +296,10 @@ async fn a_partition_with_a_backlog_behind_a_slow_sink_is_not_idle() {
     let base = 28_333_334 * minute;
     let order = |partition: i32, ts: i64| (partition, format!("{{\"qty\":2,\"ts\":{ts}}}"));
     feed.send(&stand, [order(0, base + 60 * minute)]).await;
-    feed.send(&stand, (0..BACKLOG).map(|n| order(1, base + n * 100))).await;
     let (service, console) = stand.start_with_console(&sql, &[("IN_FLIGHT__ROWS", "2000")]);
+    // Once the sink holds everything up it would not be read.
+    until("one partition is at its end", PATIENCE, async || service.positions().contains(&1)).await;
+    feed.send(&stand, (0..BACKLOG).map(|n| order(1, base + n * 100))).await;
     // It stands still for several times as long as makes a partition idle.
     let (mut last, mut since) = (Vec::new(), Instant::now());
     until("the sink holds everything up", PATIENCE, async || service.positions().iter().sum::<u64>() > 1_000).await;
