@@ -286,7 +286,7 @@ impl Bench {
     }
 }
 
-/// The cases of a round in their order: every other round backwards, so that none always comes first.
+/// The cases of a round in their order: every other round backwards, since whoever comes first reads a colder topic.
 fn turn(cases: usize, round: usize) -> Vec<usize> {
     let mut turn: Vec<usize> = (0..cases).collect();
     if round % 2 == 1 {

@@ -7,7 +7,7 @@ use std::net::{TcpListener, TcpStream};
 
 use crate::service::{Run, Service};
 use crate::topics::{self, Topic};
-use crate::{Bench, Case, Checkpoints, Q0, Q1, median, millions};
+use crate::{Bench, Case, Checkpoints, Q0, Q1, median, millions, turn};
 
 const TOPIC: Topic = topics::LZ4;
 const CASES: [Case; 2] = [Case::new(Q0, Checkpoints::EverySecond), Case::new(Q1, Checkpoints::EverySecond)];
@@ -23,8 +23,7 @@ pub fn measure(bench: &Bench) {
         for round in 0..bench.runs {
             let mut off = None;
             let mut on = None;
-            // Whoever comes first reads a colder topic.
-            for traced in if round.is_multiple_of(2) { [false, true] } else { [true, false] } {
+            for traced in turn(2, round).into_iter().map(|number| number == 1) {
                 let (run, sent) = read(bench, case, traced.then_some(collector.as_str()));
                 eprintln!(
                     "traces {}: {}, run {round}: {} records/s, {:.2} CPU-s a million, {sent} spans",

@@ -104,20 +104,11 @@ impl FakeKafka {
             log.end += 1;
         }
     }
-}
 
-/// Where the records that were deleted end that a reader comes to.
-enum Lost {
-    /// Here they are.
-    Until(i64),
-    /// There they begin, if anywhere.
-    Beyond(i64),
-}
-
-impl FakeKafka {
-    /// Now and then a broker deletes some of a hole, for everybody from then on.
-    fn lost(&self, partition: i32, from: i64, next: i64) -> Lost {
-        let Some(lost) = &self.lost else { return Lost::Beyond(i64::MAX) };
+    /// Up to where the records that a reader comes to were deleted, if they were, and where otherwise the next begin that were. Now
+    /// and then a broker deletes some of a hole, for everybody from then on.
+    fn deleted(&self, partition: i32, from: i64, next: i64) -> (Option<i64>, i64) {
+        let Some(lost) = &self.lost else { return (None, i64::MAX) };
         let mut lost = lost.lock().unwrap();
         let lost = lost.entry(partition).or_default();
         let hole = next - from;
@@ -129,8 +120,8 @@ impl FakeKafka {
             lost.insert(from, from + 1 + self.chance.number(hole as u64) as i64);
         }
         match lost.range(..=from).next_back() {
-            Some((_, until)) if *until > from => Lost::Until(*until),
-            _ => Lost::Beyond(lost.range(from..).next().map_or(i64::MAX, |(begin, _)| *begin)),
+            Some((_, until)) if *until > from => (Some(*until), *until),
+            _ => (None, lost.range(from..).next().map_or(i64::MAX, |(begin, _)| *begin)),
         }
     }
 }
@@ -221,11 +212,7 @@ impl PartitionReader for Reader {
             }
             let first = log.records.partition_point(|record| record.offset < self.position);
             let next = log.records.get(first).map_or(self.position, |record| record.offset);
-            let (deleted, beyond) = match self.kafka.lost(self.partition, self.position, next) {
-                Lost::Until(until) if !withheld => (Some(until), until),
-                Lost::Until(_) => (None, self.position),
-                Lost::Beyond(begin) => (None, begin),
-            };
+            let (deleted, beyond) = self.kafka.deleted(self.partition, self.position, next);
             let records = log.records[first..].iter().take(most).take_while(|record| record.offset < beyond);
             let records: Vec<Record> = records.copied().collect();
             (records, log.end, deleted, beyond)
@@ -260,7 +247,7 @@ impl PartitionReader for Reader {
             end,
             open_transaction: self.kafka.open_transactions.lock().unwrap().contains(&self.partition),
             waits: false,
-            lost: deleted.is_some(),
+            lost: deleted.is_some() && !withheld,
             producers: Default::default(),
         })
     }

@@ -68,7 +68,7 @@ impl GroupsAccumulator for Nested {
         filter: Option<&BooleanArray>,
         total_num_groups: usize,
     ) -> Result<(), DataFusionError> {
-        self.bounds.resize(total_num_groups, None);
+        self.bounds.resize(total_num_groups.max(self.bounds.len()), None);
         for values in self.convert_to_state(values, filter)? {
             let rows = self.converter.convert_columns(&[Arc::clone(&values)])?;
             for (row, group) in group_indices.iter().enumerate().filter(|(row, _)| values.is_valid(*row)) {
