@@ -144,7 +144,10 @@ async fn store(settings: &Settings, plan: &Plan) -> Result<String, Failure> {
                 }
                 None => format!("nothing is stored of {} yet", settings.pipeline.name),
             };
-            Ok(format!("Cassandra answers at {}: {goes_on}\n", settings.cassandra.nodes))
+            let one_copy = CassandraStore::one_copy(&session, &settings.cassandra.keyspace).await;
+            let note = one_copy.map_err(Failure::failed)?.map(|warning| format!("  note: {warning}\n"));
+            let note = note.unwrap_or_default();
+            Ok(format!("Cassandra answers at {}: {goes_on}\n{note}", settings.cassandra.nodes))
         }
         StoreKind::Local => {
             let folder = stores::folder(settings);

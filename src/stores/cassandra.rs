@@ -126,7 +126,25 @@ impl CassandraStore {
             )));
         }
         schema::ensure(&session, &keyspace, &settings.replication).await?;
+        // A start does not fail for what is only good to know.
+        if let Ok(Some(warning)) = Self::one_copy(&session, &keyspace).await {
+            tracing::warn!("{warning}");
+        }
         Self::over(session, keyspace, pipeline).await
+    }
+
+    /// What there is to say of a keyspace that has one copy of each row although there are nodes for more.
+    pub async fn one_copy(session: &Session, keyspace: &str) -> Result<Option<String>, StoreError> {
+        let copies = schema::copies(session, keyspace).await?;
+        let nodes = session.get_cluster_state().get_nodes_info().len();
+        if copies != Some(1) || nodes < 2 {
+            return Ok(None);
+        }
+        let replication = format!("{{'class': 'NetworkTopologyStrategy', 'replication_factor': {}}}", nodes.min(3));
+        Ok(Some(format!(
+            "the keyspace {keyspace} keeps one copy of each row on {nodes} nodes, so the loss of a node is the loss of state: ALTER \
+             KEYSPACE {keyspace} WITH replication = {replication}, and then `nodetool repair --full {keyspace}` on each node"
+        )))
     }
 
     /// Opens the store of a pipeline that has been started before; nothing is created.

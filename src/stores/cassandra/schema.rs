@@ -2,7 +2,7 @@
 //!
 //! Only what is missing is created, so a user without the right to create tables can work with tables that are there.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::time::Duration;
 
 use scylla::client::session::Session;
@@ -106,6 +106,25 @@ async fn keyspace_exists(session: &Session, keyspace: &str) -> Result<bool, Stor
     Ok(rows.rows_num() > 0)
 }
 
+/// How many copies a keyspace keeps of each row, over all datacenters; `None` if it does not exist or does not say.
+pub(super) async fn copies(session: &Session, keyspace: &str) -> Result<Option<u32>, StoreError> {
+    let what = "reading how many copies are kept";
+    let query = "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?";
+    let answer = session.query_unpaged(query, (keyspace,)).await.map_err(|error| Failure::from(error).during(what))?;
+    let rows = answer.into_rows_result().map_err(|error| unreadable(what, &error))?;
+    let row = rows.maybe_first_row::<(HashMap<String, String>,)>().map_err(|error| unreadable(what, &error))?;
+    Ok(row.and_then(|(replication,)| copies_of(&replication)))
+}
+
+/// The copies that a replication says, such as `{'class': 'NetworkTopologyStrategy', 'dc1': '3', 'dc2': '3'}`.
+fn copies_of(replication: &HashMap<String, String>) -> Option<u32> {
+    // Of `3/1` one copy is a transient one.
+    let factor = |factor: &String| factor.split('/').next().and_then(|full| full.parse::<u32>().ok());
+    let factors: Option<Vec<u32>> =
+        replication.iter().filter(|(key, _)| *key != "class").map(|(_, f)| factor(f)).collect();
+    factors.filter(|factors| !factors.is_empty()).map(|factors| factors.iter().sum())
+}
+
 fn unreadable(what: &str, error: &dyn std::error::Error) -> StoreError {
     StoreError::Corrupt(format!("{what}: {error}"))
 }
@@ -138,6 +157,18 @@ mod tests {
                 "pauses"
             ]
         );
+    }
+
+    #[test]
+    fn the_copies_of_all_datacenters_count() {
+        let copies = |factors: &[(&str, &str)]| {
+            copies_of(&factors.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())).collect())
+        };
+        let class = ("class", "org.apache.cassandra.locator.NetworkTopologyStrategy");
+        assert_eq!(copies(&[class, ("dc1", "1")]), Some(1));
+        assert_eq!(copies(&[class, ("dc1", "3"), ("dc2", "2/1")]), Some(5));
+        assert_eq!(copies(&[class]), None);
+        assert_eq!(copies(&[class, ("dc1", "many")]), None);
     }
 
     #[test]
