@@ -5,6 +5,9 @@
 //! the topic's lock *before* it uses the new id, so whoever takes records first and looks here afterwards knows that all
 //! of them came from the id that is noted here. Costs nothing; a test against a real broker holds it. Where brokers have
 //! no ids nothing is noted, and the ids that are asked for from time to time are the only guard.
+//!
+//! The same log tells that a cluster named no broker at all, as when its only one is fenced because it stood still.
+//! librdkafka 2.12 then drops all that it knew, and never asks anybody again.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -71,6 +74,8 @@ pub(super) struct Events {
     silent: AtomicBool,
     /// Connections that failed and questions that were not answered; each is tried again.
     retries: AtomicU64,
+    /// The last answer about the cluster named no broker.
+    alone: AtomicBool,
     state: Mutex<State>,
 }
 
@@ -82,6 +87,7 @@ impl Events {
             troubled: AtomicBool::new(false),
             silent: AtomicBool::new(false),
             retries: AtomicU64::new(0),
+            alone: AtomicBool::new(false),
             state: Mutex::default(),
         }
     }
@@ -152,6 +158,20 @@ impl Events {
         }
     }
 
+    /// Whether the client knows no broker any more.
+    pub(super) fn alone(&self) -> bool {
+        self.alone.load(Ordering::Relaxed)
+    }
+
+    fn note_brokers(&self, line: &str) {
+        if let Some(none) = names_none(line)
+            && self.alone.swap(none, Ordering::Relaxed) != none
+            && none
+        {
+            tracing::warn!(cluster = %self.voice.cluster, "Kafka named no broker; asking again where it was found first");
+        }
+    }
+
     fn note_topic(&self, line: &str) {
         if let Some((topic, id)) = changed_id(line) {
             let mut state = self.state();
@@ -161,6 +181,13 @@ impl Events {
             };
         }
     }
+}
+
+/// Reads `localhost:9092/1: 0 brokers, 1 topics`, with the thread's name in front: whether an answer about the cluster names none.
+fn names_none(line: &str) -> Option<bool> {
+    let (start, _) = line.split_once(" brokers, ")?;
+    let (_, count) = start.rsplit_once(": ")?;
+    count.parse::<u32>().ok().map(|count| count == 0)
 }
 
 /// Reads `Topic orders changed id from ... to ...`, with the thread's name in front. The id of all zeros means that
@@ -177,6 +204,7 @@ impl Listener for Events {
     fn log(&self, level: i32, facility: &str, text: &str) {
         if facility == "METADATA" {
             self.note_topic(text);
+            self.note_brokers(text);
         }
         if level > self.log_level {
             return;
@@ -234,6 +262,21 @@ mod tests {
 
     fn events() -> Events {
         Events::new(&Arc::new(Voice::new("local")), 6)
+    }
+
+    #[test]
+    fn a_client_that_was_told_of_no_broker_is_alone_until_it_is_told_of_one() {
+        let events = events();
+        let line = |rest: &str| format!("[thrd:main]: 127.0.0.1:9092/1: {rest}");
+        for (text, alone) in [
+            ("10 brokers, 1 topics", false),
+            ("0 brokers, 1 topics", true),
+            ("===== Received metadata (for 1 requested topics): partition leader query =====", true),
+            ("1 brokers, 0 topics", false),
+        ] {
+            events.log(7, "METADATA", &line(text));
+            assert_eq!(events.alone(), alone, "{text}");
+        }
     }
 
     #[test]

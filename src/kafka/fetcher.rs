@@ -28,6 +28,9 @@ const REST: Duration = Duration::from_millis(50);
 /// How often the brokers are asked for the ends of partitions that seem to be read up.
 pub(super) const ASK_ENDS_EVERY: Duration = Duration::from_secs(5);
 
+/// How often a client that knows no broker any more has those asked where it began.
+const ASK_SERVERS_EVERY: Duration = Duration::from_secs(1);
+
 enum Command {
     Open { life: u64, start: Start },
     Demand { life: u64, limit: BatchLimit, reply: oneshot::Sender<Answer> },
@@ -67,6 +70,7 @@ impl Fetcher {
                 topics: HashMap::new(),
                 ends: None,
                 asked: Instant::now(),
+                begun_again: None,
             }
             .run();
         })?;
@@ -138,6 +142,8 @@ struct Worker {
     /// Where the answer comes to that was asked for at `asked`.
     ends: Option<Queue>,
     asked: Instant,
+    /// When the brokers were last asked where the client began.
+    begun_again: Option<Instant>,
 }
 
 impl Worker {
@@ -151,6 +157,7 @@ impl Worker {
                 }
             }
             self.client.poll();
+            self.begin_again();
             self.watch_ends();
             let mut served = false;
             let mut wanted = false;
@@ -162,6 +169,15 @@ impl Worker {
             if !served {
                 thread::park_timeout(if wanted { NAP } else { REST });
             }
+        }
+    }
+
+    /// Asks where the client began when it was told of no broker: more than once, since those that it is about to forget are
+    /// taken for known ones.
+    fn begin_again(&mut self) {
+        if self.events.alone() && self.begun_again.is_none_or(|at| at.elapsed() >= ASK_SERVERS_EVERY) {
+            self.begun_again = Some(Instant::now());
+            self.client.ask_servers_again();
         }
     }
 

@@ -58,6 +58,8 @@ pub(in crate::kafka) struct Client {
     listener: NonNull<Arc<dyn Listener>>,
     /// How many questions went unanswered: each goes to another broker than the one before.
     pub(super) unanswered: AtomicUsize,
+    /// The brokers that are asked first.
+    servers: CString,
 }
 
 // SAFETY: librdkafka's handle may be used from any thread, and the listener behind it is `Send + Sync`.
@@ -72,6 +74,8 @@ impl Client {
         listener: Arc<dyn Listener>,
     ) -> Result<Self, Refused> {
         let mut reason = [0 as c_char; 512];
+        let servers = properties.get("bootstrap.servers").cloned().unwrap_or_default();
+        let servers = CString::new(servers).unwrap_or_default();
         // SAFETY: `conf` is destroyed on every way out but the one on which `rd_kafka_new` takes it over. The listener's
         // pointer comes from a box and is taken back either here, when no client was made, or in `drop`.
         unsafe {
@@ -98,7 +102,7 @@ impl Client {
             rd::rd_kafka_conf_set_error_cb(conf, Some(on_error));
             let rk = rd::rd_kafka_new(rd::rd_kafka_type_t::RD_KAFKA_CONSUMER, conf, reason.as_mut_ptr(), reason.len());
             match NonNull::new(rk) {
-                Some(rk) => Ok(Self { rk, listener, unanswered: AtomicUsize::new(0) }),
+                Some(rk) => Ok(Self { rk, listener, unanswered: AtomicUsize::new(0), servers }),
                 None => {
                     rd::rd_kafka_conf_destroy(conf);
                     drop(Box::from_raw(listener.as_ptr()));
@@ -112,6 +116,12 @@ impl Client {
     pub(in crate::kafka) fn poll(&self) {
         // SAFETY: the handle is alive.
         unsafe { rd::rd_kafka_poll(self.rk.as_ptr(), 0) };
+    }
+
+    /// Has the brokers that are asked first be asked again. Those that the client knows are left as they are.
+    pub(in crate::kafka) fn ask_servers_again(&self) {
+        // SAFETY: the handle is alive, and librdkafka copies the text.
+        unsafe { rd::rd_kafka_brokers_add(self.rk.as_ptr(), self.servers.as_ptr()) };
     }
 }
 

@@ -332,7 +332,7 @@ async fn keys_headers_nulls_and_empty_values_come_as_they_are() {
 /// Kafka has -1 for it, which is no time.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_record_without_a_time_has_none() {
-    let topic = TestTopic::create("timeless", 1, &[]).await;
+    let topic = TestTopic::create("timeless", 1, &[("retention.ms", "-1")]).await;
     let name = topic.name.clone();
     tokio::task::spawn_blocking(move || {
         let producer = producer(&[]);
