@@ -50,7 +50,7 @@ pub(super) async fn ensure(session: &Session, keyspace: &str, replication: &str)
     if missing.is_empty() {
         return Ok(());
     }
-    if existing.is_empty() && !keyspace_exists(session, keyspace).await? {
+    if existing.is_empty() && replication_of(session, keyspace).await?.is_none() {
         tracing::info!("creating keyspace {keyspace} with replication {replication}");
         let create = format!("CREATE KEYSPACE IF NOT EXISTS {} WITH replication = {replication}", quote(keyspace));
         change(session, &create).await.map_err(|failure| refused(failure, &format!("keyspace {keyspace}")))?;
@@ -98,22 +98,19 @@ pub(super) async fn existing_tables(session: &Session, keyspace: &str) -> Result
         .collect()
 }
 
-async fn keyspace_exists(session: &Session, keyspace: &str) -> Result<bool, StoreError> {
+/// The replication of a keyspace, if it exists.
+async fn replication_of(session: &Session, keyspace: &str) -> Result<Option<HashMap<String, String>>, StoreError> {
     let what = "reading which keyspaces exist";
-    let query = "SELECT keyspace_name FROM system_schema.keyspaces WHERE keyspace_name = ?";
-    let answer = session.query_unpaged(query, (keyspace,)).await.map_err(|error| Failure::from(error).during(what))?;
-    let rows = answer.into_rows_result().map_err(|error| unreadable(what, &error))?;
-    Ok(rows.rows_num() > 0)
-}
-
-/// How many copies a keyspace keeps of each row, over all datacenters; `None` if it does not exist or does not say.
-pub(super) async fn copies(session: &Session, keyspace: &str) -> Result<Option<u32>, StoreError> {
-    let what = "reading how many copies are kept";
     let query = "SELECT replication FROM system_schema.keyspaces WHERE keyspace_name = ?";
     let answer = session.query_unpaged(query, (keyspace,)).await.map_err(|error| Failure::from(error).during(what))?;
     let rows = answer.into_rows_result().map_err(|error| unreadable(what, &error))?;
     let row = rows.maybe_first_row::<(HashMap<String, String>,)>().map_err(|error| unreadable(what, &error))?;
-    Ok(row.and_then(|(replication,)| copies_of(&replication)))
+    Ok(row.map(|(replication,)| replication))
+}
+
+/// How many copies a keyspace keeps of each row, over all datacenters; `None` if it does not exist or does not say.
+pub(super) async fn copies(session: &Session, keyspace: &str) -> Result<Option<u32>, StoreError> {
+    Ok(replication_of(session, keyspace).await?.and_then(|replication| copies_of(&replication)))
 }
 
 /// The copies that a replication says, such as `{'class': 'NetworkTopologyStrategy', 'dc1': '3', 'dc2': '3'}`.
